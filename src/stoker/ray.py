@@ -112,7 +112,7 @@ class StokerDatasource(Datasource):  # type: ignore[misc]  # untyped
         if limit is not None and limit < 0:
             raise ConfigError(f"limit must be at least 0, got {limit}")
         dataset = StreamingDataset(remote, **options, world=World())
-        changes = dataset.leaves_out or ("batch_map()" if told(dataset, "chain").has("batch_map") else "")
+        changes = dataset.leaves_out or told(dataset, "chain").takes_batch
         if changes:
             raise ConfigError(
                 f"{changes}: Ray Data is told how many samples there are before they are read: "

@@ -14,6 +14,7 @@ import pytest
 
 from stoker import (
     BadSamples,
+    Chain,
     MDSWriter,
     ReadOptions,
     Step,
@@ -23,6 +24,7 @@ from stoker import (
     World,
 )
 from stoker.errors import ConfigError, StateError, TransformError
+from stoker.reading.steps import Map
 
 SAMPLES: Final = 300
 KEYS: Final = tuple(number % 7 for number in range(SAMPLES))
@@ -184,6 +186,79 @@ class Odd(Step):
 class Replaced(Odd):
     kind = "replaced"
     drops = replaces = True
+
+
+@dataclass(frozen=True)
+class Placed(Step):
+    """Gives each sample its position."""
+
+    kind = "placed"
+    by_place = True
+
+    def apply_at(self, sample: Any, place: Any, generators: Any) -> Any:
+        return {**sample, "at": place.position}
+
+
+@dataclass(frozen=True)
+class Halves(Step):
+    """Leaves the first half of each batch."""
+
+    kind = "halves"
+    calls = False
+    takes_batch = True
+
+    def change_batch(self, batch: Any, positions: Any, first: Any) -> Any:
+        return {name: column[: len(positions) // 2] for name, column in batch.items()}
+
+
+@dataclass(frozen=True)
+class Doubled(Map):
+    """A function of stoker's own step, called twice."""
+
+    kind = "doubled"
+
+    def apply(self, sample: Any) -> Any:
+        return self.function(self.function(sample))
+
+
+def test_one_that_needs_a_place_is_refused_where_there_is_none(data: Path) -> None:
+    dataset = opened(data).apply(Placed("at"))
+    assert [sample["at"] for sample in dataset] == list(range(SAMPLES))
+    with pytest.raises(ConfigError, match=r"placed\(\)"):
+        StreamingShardLoader(dataset, StreamingConfig(rank=0, world_size=1))
+    with pytest.raises(ConfigError, match=r"placed\(\)"):
+        Chain().apply(Placed("at"))({"id": 1})
+
+
+def test_one_of_whole_batches_makes_them_wherever_they_are_read(data: Path) -> None:
+    from stoker import StreamingDataLoader
+
+    dataset = opened(data).apply(Halves("half"))
+    whole = [ids_of([batch]) for batch in opened(data).batches()]
+    assert [ids_of([batch]) for batch in dataset.batches()] == [batch[: len(batch) // 2] for batch in whole]
+    loader = StreamingDataLoader(dataset, num_workers=0)
+    assert len(ids_of(loader)) == SAMPLES // 2
+    with pytest.raises(ConfigError, match=r"halves\(\)"):
+        StreamingDataLoader(dataset, drop_last=True)
+    with pytest.raises(ConfigError, match=r"halves\(\)"):
+        StreamingDataLoader(dataset, collate_fn=list)
+
+
+def test_a_subclass_of_a_step_is_asked_itself(data: Path) -> None:
+    dataset = opened(data).apply(Doubled("twice", lambda sample: {"id": 2 * sample["id"]}))
+    assert sorted(sample["id"] for sample in dataset) == [4 * number for number in range(SAMPLES)]
+    assert sorted(ids_of(dataset.batches())) == [4 * number for number in range(SAMPLES)]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+def test_columns_that_go_backwards_make_tensors(data: Path, workers: int) -> None:
+    from stoker import StreamingDataLoader
+
+    backwards = opened(data).batch_map(lambda batch: {name: column[::-1] for name, column in batch.items()}, "back")
+    found = ids_of(StreamingDataLoader(backwards, num_workers=workers))
+    there = [number for batch in opened(data).batches() for number in reversed(ids_of([batch]))]
+    assert sorted(found) == sorted(there)
+    assert workers or found == there
 
 
 def test_what_a_step_must_say_of_itself_is_asked_for(data: Path) -> None:

@@ -108,6 +108,14 @@ def test_a_process_that_is_killed_while_it_waits_for_work_is_an_error(data: Path
     wait_until_gone(pids)
 
 
+def test_a_copy_of_this_process_that_does_not_begin_is_an_error(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.pipeline.execution.in_processes.serve_chunks", lambda *_: time.sleep(10 * PATIENCE))
+    monkeypatch.setattr("stoker.pipeline.execution.in_processes._BEGINS_WITHIN", 0.1)
+    dataset = StreamingDataset(data, batch_size=10, read=ReadOptions(run_in="processes", start_method="fork")).map(same)
+    with pytest.raises(StokerError, match=r"has not begun .*start_method=.spawn."):
+        next(iter(dataset.batches()))
+
+
 def test_a_process_that_can_not_take_what_it_is_sent_ends_and_is_not_waited_for(
     data: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,7 +49,7 @@ class WorkerProcess:
         self._pid = os.getpid()
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_begin, args=(serve, theirs, args, self._pid), daemon=True, name=name)
-        self.name = name
+        self.name, self.start_method, self.started = name, start_method, time.monotonic()
         # The worker may be a forked child itself, and would wait for ever for an end of the pipe that it holds.
         close_in_children(self._pipe)
         try:
@@ -111,6 +111,14 @@ class WorkerProcess:
             return bool(self._pipe.poll())
         except OSError:
             return True
+
+    def await_sign(self, seconds: float) -> bool:
+        """True once a message is there or the process has ended; False if neither came so long after its start."""
+        while not self.has_sent() and self._process.is_alive():
+            if time.monotonic() > self.started + seconds:
+                return False
+            connection.wait(list(self.ends), _LOOK_SECONDS)
+        return True
 
     def receive_bytes(self) -> bytes | None:
         """The next message that was sent as bytes; waits for it. ``None`` at the end of the process."""

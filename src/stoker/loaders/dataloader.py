@@ -125,15 +125,15 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                     )
                 options["collate_fn"] = _as_it_is
             self._init(dataset, None, options)
-        elif columnar or told(dataset, "chain").has("batch_map"):
-            reads = "columnar=True" if columnar else "batch_map()"
+        elif (takes_batch := told(dataset, "chain").takes_batch) or columnar:
+            reads = "columnar=True" if columnar else takes_batch
             if options.get("collate_fn") is not None:
                 raise ConfigError(
                     f"{reads} reads whole columns, so there is nothing for collate_fn to collate: what it does with samples, "
                     "dataset.batch_map(function) does with the columns of a batch"
                 )
             dataset.check_columns_allowed(reads, "__iter__")
-            changes = dataset.leaves_out or ("batch_map()" if told(dataset, "chain").has("batch_map") else "")
+            changes = dataset.leaves_out or takes_batch
             if self._drop_last and changes:
                 raise ConfigError(
                     f"drop_last=True can not tell a partial batch from one that {changes} has changed: give "

@@ -161,10 +161,10 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
                 "divide each by the mean length of its stream's documents"
             )
         chain = getattr(dataset, "chain", None)
-        if self._rows and isinstance(chain, Chain) and chain.has("flat_map"):
+        if self._rows and isinstance(chain, Chain) and chain.makes_several:
             raise ConfigError(
-                f"flat_map() makes batches longer, and with layout={layout!r} each has {batch_size} rows at most: use a "
-                "layout that joins documents"
+                f"{chain.makes_several} makes batches longer, and with layout={layout!r} each has {batch_size} rows at most: "
+                "use a layout that joins documents"
             )
         self._column = column
         self._batch_size = batch_size

@@ -114,7 +114,7 @@ class OrderWithout:
         return shards, rows
 
     def _out(self, positions: Ids, shards: Ids, rows: Ids) -> NDArray[np.bool_]:
-        return self._left_out.among(self._table.starts[shards] + rows, positions)
+        return self._left_out.among(self._table.ids(shards, rows), positions)
 
     def _instead(self, position: int) -> tuple[int, int]:
         for candidate in candidates(position, self._spans):

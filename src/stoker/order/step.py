@@ -59,7 +59,7 @@ def samples_of_step(
         positions = next(run.plan.chunks(1, skip=before))[0]
         found.append((np.full(len(positions), rank, np.int64), *run.order.locate(positions)))
     numbers, shards, rows = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return StepSamples(numbers, shards, rows, table.starts[shards] + rows)
+    return StepSamples(numbers, shards, rows, table.ids(shards, rows))
 
 
 def runs_with_step(

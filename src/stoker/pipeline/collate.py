@@ -187,7 +187,9 @@ def _as_tensor(column: Array) -> Any:
     if not makes_tensor(column):
         return column
     if _worker.get("region") is None or not column.size:
-        return torch.from_numpy(column)
+        return torch.from_numpy(
+            column if min(column.strides, default=0) >= 0 else column.copy()
+        )  # no tensor goes backwards
     out = empty_tensor(column.shape, column.dtype)
     out.numpy()[...] = column
     return out

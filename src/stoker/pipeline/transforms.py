@@ -175,7 +175,8 @@ def make_transforms(
         epoch: number of the epoch.
         later: whether other steps come before these.
     """
-    maps = [step for step in steps if isinstance(step, Map)]
+    # A subclass of the user has an apply() of its own.
+    maps = [step for step in steps if isinstance(step, Map) and type(step) in (Map, Load)]
     if not later and len(maps) == len(steps):
         several = sum(not step.own for step in maps) > 1
         transform = maps[0].function if len(maps) == 1 else partial(_in_turn if several else _and_loaded, steps)

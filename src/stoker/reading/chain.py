@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from stoker.arguments import checked
@@ -72,9 +72,15 @@ class Chain(StepMethods):
         """Whether any step draws random numbers."""
         return any(step.draws or step.of_epoch for step in self.steps)
 
-    def has(self, *kinds: str) -> bool:
-        """Whether there is a step of one of these kinds."""
-        return any(step.kind in kinds for step in self.steps)
+    @property
+    def takes_batch(self) -> str:
+        """The first step that takes whole batches, by its method; empty where there is none."""
+        return self._first(lambda step: step.takes_batch)
+
+    @property
+    def makes_several(self) -> str:
+        """The first step that makes several samples of one, by its method; empty where there is none."""
+        return self._first(lambda step: step.makes_several)
 
     @runs_steps
     def __call__(self, sample: Any) -> Any:
@@ -93,12 +99,15 @@ class Chain(StepMethods):
     @property
     def unfit(self) -> str:
         """The first step that makes of a sample alone not one sample, by its method; empty where there is none."""
-        return next((f"{s.kind}()" for s in self.steps if not s.makes_one or s.draws or s.other is not None), "")
+        return self._first(lambda step: _needs_place(step) or step.other is not None)
 
     @property
     def unplaced(self) -> str:
         """The first step that needs an epoch or a position, or may not make one sample of one, by its method."""
-        return next((f"{s.kind}()" for s in self.steps if not s.makes_one or s.draws or s.of_epoch), "")
+        return self._first(lambda step: _needs_place(step) or step.of_epoch)
+
+    def _first(self, wanted: Callable[[Step], bool]) -> str:
+        return next((f"{step.kind}()" for step in self.steps if wanted(step)), "")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Chain) and self.steps == other.steps
@@ -108,6 +117,10 @@ class Chain(StepMethods):
 
     def __repr__(self) -> str:
         return "".join(("Chain()", *(f".{step.told}" for step in self.steps)))
+
+
+def _needs_place(step: Step) -> bool:
+    return step.by_place or step.draws or not step.makes_one
 
 
 def as_chain(transform: Any) -> Chain:

@@ -48,8 +48,8 @@ class Rows(Protocol):
         """Names of the columns."""
         ...
 
-    def batch(self, shards: Ids, rows: Ids, *, named: bool = True) -> Batch:
-        """The samples as columns; ``named``: an error of a decoder says which sample it is of."""
+    def batch(self, shards: Ids, rows: Ids, *, named: bool = True, loads: bool = False) -> Batch:
+        """The samples as columns; ``named``: an error of a decoder says which sample it is of; ``loads``: images, too."""
         ...
 
     def good(self, shards: Ids, rows: Ids, *, loads: bool, whole: bool) -> tuple[Batch, Ids, dict[int, SampleError]]:
@@ -105,8 +105,12 @@ class RowReader:
         ids = self.pool.ids
         return (*(self.columns or self.pool.index.columns), *(() if ids is None else (ids,)))
 
-    def batch(self, shards: Ids, rows: Ids, *, named: bool = True) -> Batch:
-        return read_samples(self.pool, shards, rows, self.columns, named=named)
+    def batch(self, shards: Ids, rows: Ids, *, named: bool = True, loads: bool = False) -> Batch:
+        before = last_left()
+        batch = read_samples(self.pool, shards, rows, self.columns, named=named)
+        if loads and last_left() is not before:
+            load_columns(batch)
+        return batch
 
     def iterate(self, shards: Ids, rows: Ids) -> SampleRun:
         return iterate_samples(self.pool, shards, rows, self.columns)
@@ -164,37 +168,30 @@ class RowReader:
         parts: list[tuple[Ids, Batch]] = []
         bad: dict[int, SampleError] = {}
 
-        def read(at: Ids) -> None:
+        def attempt(at: Ids) -> Exception | None:
             here, there = shards[at], rows[at]
             try:
                 if len(at) == 1:
                     self.open_shard(int(here[0]))
-                before = last_left()
-                batch = self.batch(here, there, named=False)
-                if loads and last_left() is not before:
-                    load_columns(batch)
-                parts.append((at, batch))
+                parts.append((at, self.batch(here, there, named=False, loads=loads)))
             except Exception as error:
                 if not is_of_sample(error):
                     raise
-                if len(at) == 1:
-                    bad[int(at[0])] = self.named(int(here[0]), int(there[0]), error)
-                    return
+                return error
+            return None
+
+        def read(at: Ids) -> None:
+            error = attempt(at)
+            if error is not None and len(at) == 1:
+                bad[int(at[0])] = self.named(int(shards[at[0]]), int(rows[at[0]]), error)
+            elif error is not None:
                 half = len(at) // 2
                 read(at[:half])
                 read(at[half:])
 
         everything = np.arange(len(rows))
-        if whole and len(rows) > 1:
-            try:
-                before = last_left()
-                batch = self.batch(shards, rows, named=False)
-                if loads and last_left() is not before:
-                    load_columns(batch)
-                return [(everything, batch)], bad
-            except Exception as error:
-                if not is_of_sample(error):
-                    raise
+        if whole and len(rows) > 1 and attempt(everything) is None:
+            return parts, bad
         for shard in distinct_shards(shards, len(self.pool.index)):
             try:
                 self.open_shard(shard)

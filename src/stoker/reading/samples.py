@@ -83,7 +83,7 @@ def _with_ids(
     """Columns of the shards, and that of the ids where the dataset has one: an array, or Python's numbers one by one."""
     if pool.ids is None:
         return batch
-    ids = pool.index.table.starts[shards] + rows
+    ids = pool.index.table.ids(shards, rows)
     return {**batch, pool.ids: ids.tolist() if one_by_one else ids}
 
 
@@ -99,19 +99,6 @@ def read_sample(pool: ShardPool, shard: int, row: int, columns: Sequence[str] | 
     if pool.ids is not None:
         sample[pool.ids] = int(pool.index.table.starts[shard]) + row
     return sample
-
-
-def list_samples(
-    pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None = None, made: list[Any] | None = None
-) -> list[Any]:
-    """The samples of :func:`iterate_samples`, all of them; args and errors are the same.
-
-    ``made`` is the list that they are added to, which keeps those before one that has an error; default, a new one.
-    """
-    made = [] if made is None else made
-    with span(Stage.DECODE, len(rows)):
-        made.extend(iterate_samples(pool, shards, rows, columns).samples)
-    return made
 
 
 def make_all(run: SampleRun, transform: Transform | None, origin: Callable[[int], SampleLocation]) -> Iterator[Any]:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from stoker.arguments import checked
 from stoker.errors import ClipError, ConfigError, CorruptDataError, StokerError, import_option
 from stoker.formats.media.open_decoders import MediaHandle, OpenStream
-from stoker.formats.media.source import MediaData, MediaSource, RangedFile, media_source
-from stoker.types import StorageOptions
+from stoker.formats.media.source import MediaSource, RangedFile
 from stoker.units import GIB, parse_bytes
 
 # Files that libsndfile reads, by how they begin; all others are FFmpeg's.
@@ -88,12 +87,27 @@ class Audio(MediaHandle["_Decoder", AudioFacts]):
 
     __slots__ = ()
 
-    @checked
-    def __init__(self, data: MediaData, storage_options: StorageOptions | None = None) -> None:
-        self._begin(media_source(data, "a sound", storage_options))
+    _what = "a sound"
 
-    def _begin(self, source: MediaSource) -> None:
-        self._open_by(_open, source)
+    @staticmethod
+    def _open(source: MediaSource) -> _Decoder:
+        begins = source.read(0, min(64, source.size))
+        # libsndfile's seek is not exact in Vorbis (its issue 885) nor in MP3 (where a frame needs bits of many before it).
+        # Of Vorbis in a single page FFmpeg tells wrong times, and cuts the end off; it is so short that none must seek.
+        plain = begins.startswith(_SNDFILE) or _OPUS in begins or (_VORBIS in begins and _in_one_page(source))
+        if not plain:
+            return _FFmpeg(source)
+        try:
+            found = _SndFile(source)
+        except CorruptDataError:
+            if not begins.startswith(_UNTOLD_REFUSED):
+                raise
+            return _FFmpeg(source)
+        if 0 < found.samples < _UNTOLD:
+            return found
+        # It was written into a pipe, or is empty.
+        other = _FFmpeg(source)
+        return other if found.samples or other.has_samples() else found
 
     @property
     def facts(self) -> AudioFacts:
@@ -185,26 +199,6 @@ class Audio(MediaHandle["_Decoder", AudioFacts]):
 def _check_rate(rate: int | None) -> None:
     if rate is not None and rate < 1:
         raise ConfigError(f"rate={rate!r}: a number of samples a second, or None for the sound's own")
-
-
-def _open(source: MediaSource) -> _Decoder:
-    begins = source.read(0, min(64, source.size))
-    # libsndfile's seek is not exact in Vorbis (its issue 885) nor in MP3 (where a frame needs bits of many before it).
-    # Of Vorbis in a single page FFmpeg tells wrong times, and cuts the end off; it is so short that none must seek.
-    plain = begins.startswith(_SNDFILE) or _OPUS in begins or (_VORBIS in begins and _in_one_page(source))
-    if not plain:
-        return _FFmpeg(source)
-    try:
-        found = _SndFile(source)
-    except CorruptDataError:
-        if not begins.startswith(_UNTOLD_REFUSED):
-            raise
-        return _FFmpeg(source)
-    if 0 < found.samples < _UNTOLD:
-        return found
-    # It was written into a pipe, or is empty.
-    other = _FFmpeg(source)
-    return other if found.samples or other.has_samples() else found
 
 
 def _in_one_page(source: MediaSource) -> bool:

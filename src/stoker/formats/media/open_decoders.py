@@ -8,15 +8,17 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import Any, Final, Generic, Literal, NoReturn, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, NoReturn, Protocol, Self, TypeVar
 
+from stoker.arguments import checked
 from stoker.concurrency.forks import Closable, ProcessLocal
 from stoker.errors import CorruptDataError, FormatError, StokerError, import_option
-from stoker.formats.media.source import MediaSource, RangedFile
+from stoker.formats.media.source import MediaData, MediaSource, RangedFile, media_source
 from stoker.policy import MOST_DECODERS
+from stoker.types import StorageOptions
 
 _WORDS: Final = {
     "video": ("videos", "video", "stoker[video]"),
@@ -259,7 +261,12 @@ class MediaHandle(Generic[_M, _F]):
     Its decoder stays open from then on, as long as it is among the most recently used of the process, and is closed with it.
     """
 
-    __slots__ = ("__weakref__", "_facts", "_make", "_number", "_source")
+    __slots__ = ("__weakref__", "_facts", "_number", "_source")
+    _what: ClassVar[str]
+
+    @checked
+    def __init__(self, data: MediaData, storage_options: StorageOptions | None = None) -> None:
+        self._begin(media_source(data, self._what, storage_options))
 
     @classmethod
     def of(cls, source: MediaSource) -> Self:
@@ -268,12 +275,13 @@ class MediaHandle(Generic[_M, _F]):
         made._begin(source)
         return made
 
-    def _begin(self, source: MediaSource) -> None:
+    @staticmethod
+    def _open(source: MediaSource) -> _M:
+        """Its decoder."""
         raise NotImplementedError
 
-    def _open_by(self, make: Callable[[MediaSource], _M], source: MediaSource) -> None:
-        """Have ``make`` open the source on first use."""
-        self._source, self._make = source, make
+    def _begin(self, source: MediaSource) -> None:
+        self._source = source
         self._facts: _F | None = None
         self._number = next(_NUMBERS)
         weakref.finalize(self, OPEN.drop, self._number).atexit = False
@@ -282,7 +290,7 @@ class MediaHandle(Generic[_M, _F]):
     def _used(self) -> Iterator[_M]:
         """The decoder, for this thread alone. One that fails is closed."""
         found = OPEN.take(self._number)
-        decoder: _M = self._make(self._source) if found is None else found  # type: ignore[assignment]
+        decoder: _M = self._open(self._source) if found is None else found  # type: ignore[assignment]
         try:
             yield decoder
         except BaseException:

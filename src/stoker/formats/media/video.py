@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from stoker.arguments import checked
 from stoker.errors import ClipError, ConfigError, CorruptDataError, FormatError
 from stoker.formats.media.open_decoders import MediaHandle, OpenStream
-from stoker.formats.media.source import MediaData, MediaSource, media_source
-from stoker.types import StorageOptions
+from stoker.formats.media.source import MediaSource
 
 VideoFrame: TypeAlias = Any
 """A frame of PyAV, with its time."""
@@ -83,12 +82,11 @@ class Video(MediaHandle["_Decoder", VideoFacts]):
 
     __slots__ = ()
 
-    @checked
-    def __init__(self, data: MediaData, storage_options: StorageOptions | None = None) -> None:
-        self._begin(media_source(data, "a video", storage_options))
+    _what = "a video"
 
-    def _begin(self, source: MediaSource) -> None:
-        self._open_by(_Decoder, source)
+    @staticmethod
+    def _open(source: MediaSource) -> _Decoder:
+        return _Decoder(source)
 
     @property
     def facts(self) -> VideoFacts:

@@ -83,6 +83,6 @@ def tokenized(
         ConfigError: the dataset is in the middle of an epoch.
     """
     chain = told(dataset, "chain")
-    if dataset.epoch_reader.settings.bad_samples is None or chain.has("batch_map"):
+    if dataset.epoch_reader.settings.bad_samples is None or chain.takes_batch:
         return None
     return dataset._with(Chain((*chain.steps, TokenizeColumn("tokenizer of an LMStream", tokenize, column, limit))))

@@ -97,7 +97,7 @@ def _along(table: ShardTable, whole: Selection, labels: Array) -> Iterator[tuple
         numbers = np.arange(first, min(first + _CHUNK, int(starts[-1])), dtype=np.int64)
         shards = np.searchsorted(starts, numbers, side="right") - 1
         rows = whole.rows(shards, numbers - starts[shards])
-        yield first, np.asarray(labels[table.starts[shards] + rows])
+        yield first, np.asarray(labels[table.ids(shards, rows)])
 
 
 _TAG_HASH = 21

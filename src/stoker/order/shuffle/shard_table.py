@@ -42,6 +42,10 @@ class ShardTable:
     def __len__(self) -> int:
         return int(self.sizes.size)
 
+    def ids(self, shards: Ids, rows: Ids) -> Ids:
+        """Id of each sample by its shard and its row in it."""
+        return self.starts[shards] + rows
+
     def locate(self, ids: Ids) -> tuple[Ids, Ids]:
         """Shard number and row in it of each sample id, both int64 of the shape of ``ids``."""
         shards = np.searchsorted(self.starts, ids, side="right") - 1

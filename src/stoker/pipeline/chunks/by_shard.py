@@ -8,10 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.concurrency.spans.recorder import Stage, span
 from stoker.formats.common.rows.merge import check_types, scatter
 from stoker.pipeline.columns import bytes_of
 from stoker.policy import GROUP_BYTES
-from stoker.reading.samples import distinct, list_samples, read_samples
+from stoker.reading.samples import distinct, iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids
 
@@ -117,7 +118,8 @@ class ShardByShard:
     def _read_run(self, shards: Ids, rows: Ids) -> Batch | list[Any]:
         if self._whole:
             return read_samples(self._pool, shards, rows, self._columns)
-        return list_samples(self._pool, shards, rows, self._columns)
+        with span(Stage.DECODE, len(rows)):
+            return list(iterate_samples(self._pool, shards, rows, self._columns).samples)
 
 
 def _in_order(parts: Sequence[tuple[Ids, list[Any]]], count: int) -> list[Any]:

@@ -96,7 +96,7 @@ class Settle:
         """Samples as a method of a subclass makes them."""
         if self._override is None:
             return run
-        ids = self._work.rows.table.starts[chunk.shards] + chunk.rows
+        ids = self._work.rows.table.ids(chunk.shards, chunk.rows)
         return replace(run, samples=self._override(ids.tolist(), run.samples))
 
     def _enter(self, chunk: Chunk, dropped: int = 0) -> None:

@@ -30,6 +30,8 @@ _T = TypeVar("_T")
 
 _PATIENCE: Final = 1.0
 """Seconds for which a process may finish its chunk when it is told to end."""
+_BEGINS_WITHIN: Final = 120.0
+"""Seconds within which a copy of this process, which imports nothing, must have begun."""
 
 
 class _Pending:
@@ -92,6 +94,11 @@ class ChunkProcess:
         return pending.answer
 
     def _begin(self) -> None:
+        if self.worker.start_method == "fork" and not self.worker.await_sign(_BEGINS_WITHIN):
+            raise StokerError(
+                f"{self._named()} is a copy of this one and has not begun after {_BEGINS_WITHIN:.0f} s: it waits, perhaps, "
+                "for a lock that a thread of this process held when it was copied. Use ReadOptions(start_method='spawn')"
+            )
         message = self.worker.receive_bytes()
         if message is None:
             raise StokerError(

@@ -46,7 +46,7 @@ class LeadingJoins:
         return tuple(found)
 
     def _ids(self, shards: Ids, rows: Ids) -> Ids:
-        return self._pool.index.table.starts[shards] + rows
+        return self._pool.index.table.ids(shards, rows)
 
     def _own_keys(self, shards: Ids, rows: Ids, column: str) -> Column:
         if column == self._pool.ids:

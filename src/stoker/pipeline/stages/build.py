@@ -175,7 +175,8 @@ class _Reading:
             elif step is not None and not isinstance(step, Beside):
                 raise ConfigError(f"{step.told}: together is for steps of stoker's own: leave it out")
             elif step is not None:
-                made.append(self._late_join(step, keeps_dtypes=keeps_dtypes and _is_last(steps[number + 1 :])))
+                functions_follow = any(later.calls_user_code for later in steps[number + 1 :])
+                made.append(self._late_join(step, keeps_dtypes=keeps_dtypes and not functions_follow))
             begin = number + 1
         self._alone = self.leading is None and not whole and not made
         return [*self._read(whole=whole, loads=loads), *made]
@@ -208,10 +209,6 @@ class _Reading:
         pairs = None if names is None else tuple((step.prefix + one, one) for one in names if one != step.on[1])
         reader = other_reader(step, pairs, self._epoch)
         return Join(step, self.rows, reader, step.on[0], number=None, keeps_dtypes=keeps_dtypes)
-
-
-def _is_last(steps: Sequence[Step]) -> bool:
-    return not any(step.calls_user_code for step in steps)
 
 
 def other_reader(step: Beside, pairs: Pairs | None, epoch: int) -> OtherReader:

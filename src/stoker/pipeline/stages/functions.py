@@ -17,6 +17,7 @@ from stoker.reading.row_reader import Rows
 from stoker.reading.sample_errors import SampleLocation, override_error
 from stoker.reading.samples import SampleRun, make_all
 from stoker.reading.steps import BAD, LeftOut, SeveralSamples
+from stoker.types import Ids
 
 
 class Functions(ChunkStage):
@@ -32,39 +33,28 @@ class Functions(ChunkStage):
         samples = [chunk.values[place] for place in places.tolist()]
 
         def begin(first: int) -> Iterator[Any]:
-            rest = slice(first, None)
-            transform = self._functions(positions[rest], shards[rest], rows[rest])
-            run = SampleRun.of(samples[first:])
-            return make_all(run, transform, partial(self._reader.origin, shards[rest], rows[rest]))
-
-        made, bad = make_each(
-            len(places), begin, lambda number, error: self._reader.named(int(shards[number]), int(rows[number]), error)
-        )
-        return spread_over(chunk, places, made, bad)
-
-
-class Overrides(ChunkStage):
-    """Applies a method of a subclass to the samples of a chunk, given their ids."""
-
-    def __init__(self, reader: Rows, override: Override) -> None:
-        self._reader, self._override = reader, override
-
-    def apply(self, chunk: Chunk) -> Chunk:
-        """See the base class."""
-        places = unmarked(chunk)
-        shards, rows = chunk.shards[places], chunk.rows[places]
-        ids = (self._reader.table.starts[shards] + rows).tolist()
-        samples = [chunk.values[place] for place in places.tolist()]
-
-        def begin(first: int) -> Iterator[Any]:
-            origin = partial(self._reader.origin, shards[first:], rows[first:])
-            return _overridden(self._override, ids[first:], samples[first:], origin)
+            return self._begin(samples[first:], positions[first:], shards[first:], rows[first:])
 
         def fail(number: int, error: Exception) -> SampleError:
             return self._reader.named(int(shards[number]), int(rows[number]), error)
 
         made, bad = make_each(len(places), begin, fail)
         return spread_over(chunk, places, made, bad)
+
+    def _begin(self, samples: list[Any], positions: Ids, shards: Ids, rows: Ids) -> Iterator[Any]:
+        transform = self._functions(positions, shards, rows)
+        return make_all(SampleRun.of(samples), transform, partial(self._reader.origin, shards, rows))
+
+
+class Overrides(Functions):
+    """Applies a method of a subclass to the samples of a chunk, given their ids."""
+
+    def __init__(self, reader: Rows, override: Override) -> None:
+        self._reader, self._override = reader, override
+
+    def _begin(self, samples: list[Any], positions: Ids, shards: Ids, rows: Ids) -> Iterator[Any]:  # noqa: ARG002
+        ids = self._reader.table.ids(shards, rows).tolist()
+        return _overridden(self._override, ids, samples, partial(self._reader.origin, shards, rows))
 
 
 @calls_user_code

@@ -61,9 +61,7 @@ class Join(SamplesStage):
     def _beside_columns(self, chunk: Chunk) -> Chunk:
         places, columns, missing = chunk.places, chunk.values, self._step.missing
         asked = columns[self._key] if self._key else None
-        ids = self._known(chunk, places)
-        if ids is None:
-            ids = self._find(chunk, places, asked)
+        ids = self._ids(chunk, places, asked)
         bad: dict[int, SampleError] = {}
         there = np.flatnonzero(ids >= 0)
         if missing == "raise" and len(there) < len(ids):
@@ -96,9 +94,7 @@ class Join(SamplesStage):
         """The chunk, where all samples and those beside them are there and good; ``None``: some are not."""
         places, samples = chunk.places, chunk.values
         asked = [sample[self._key] for sample in samples] if self._key else None
-        ids = self._known(chunk, places)
-        if ids is None:
-            ids = self._find(chunk, places, asked)
+        ids = self._ids(chunk, places, asked)
         if int(ids.min()) < 0:
             return None
         other = self._reader.read(ids, asked, columns=False, keeps_dtypes=self._keeps_dtypes)
@@ -120,9 +116,7 @@ class Join(SamplesStage):
         if key:
             asked = [sample.get(key) if isinstance(sample, dict) else None for _, sample in samples]
         places = np.array([place for place, _ in samples], np.int64)
-        ids = self._known(chunk, places)
-        if ids is None:
-            ids = self._find(chunk, places, asked)
+        ids = self._ids(chunk, places, asked)
         there = np.flatnonzero(ids >= 0)
         other = self._reader.read(ids[there], taken(asked, there), columns=False, keeps_dtypes=self._keeps_dtypes)
         for number, error in other.bad.items():
@@ -194,16 +188,14 @@ class Join(SamplesStage):
 
     # -- which samples ---------------------------------------------------------------------------------------------
 
-    def _known(self, chunk: Chunk, places: Ids) -> Ids | None:
-        others = None if self._number is None else chunk.other_ids
-        return None if others is None else others[self._number][places]  # type: ignore[index]
-
-    def _find(self, chunk: Chunk, places: Ids, asked: Column | None) -> Ids:
+    def _ids(self, chunk: Chunk, places: Ids, asked: Column | None) -> Ids:
         """The ids of the other dataset's samples, -1 where there is none."""
+        known = None if self._number is None else chunk.other_ids
+        if known is not None and self._number is not None:
+            return known[self._number][places]
         step = self._step
         if asked is None:
-            ids: Ids = self._rows.table.starts[chunk.shards[places]] + chunk.rows[places]
-            return ids
+            return self._rows.table.ids(chunk.shards[places], chunk.rows[places])
         return self._reader.find(step.on[1], asked, f"{step.told}: column {step.on[0]!r}")
 
     def _missing(self, key: Any, origin: SampleLocation) -> TransformError:

@@ -11,7 +11,6 @@ import numpy as np
 
 from stoker.errors import FormatError, SampleError
 from stoker.formats import kinds
-from stoker.formats.mds.encodings.images import last_left, left_to_load
 from stoker.formats.unstacked import rows_of
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.stages.stage import ChunkStage, make_each, spread_over
@@ -42,12 +41,12 @@ class ReadColumns(ChunkStage):
             own = None if own is None else {name: rows_of(column, chunk.kept) for name, column in own.items()}
         if not len(rows):
             return replace(chunk, values={})
-        before = last_left()
         try:
-            batch = self._reader.batch(shards, rows, named=False) if own is None else own
-            if self._loads and (last_left() is not before if own is None else left_to_load()):
-                load_columns(batch)
-            return replace(chunk, values=batch)
+            if own is None:
+                return replace(chunk, values=self._reader.batch(shards, rows, named=False, loads=self._loads))
+            if self._loads:
+                load_columns(own)
+            return replace(chunk, values=own)
         except Exception as error:
             if not is_of_sample(error):
                 raise

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stoker.errors import SampleError, TransformError
+from stoker.errors import FormatError, SampleError, TransformError
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.steps import BAD, LEFT_OUT, LeftOut, SeveralSamples
@@ -102,6 +102,8 @@ def make_each(
     while len(made) < count:
         try:
             made.extend(begin(len(made)))  # what comes before an error is kept
+            if len(made) < count:
+                raise FormatError("it was not given, and no error either: what reads its format ended before it")
         except Exception as error:
             if not is_of_sample(error):
                 raise

@@ -187,7 +187,7 @@ class _ArrayRows:
     def __init__(self, arrays: ArraySource) -> None:
         self._arrays, self.table, self.names = arrays, arrays.table, arrays.columns
 
-    def batch(self, shards: Ids, rows: Ids, *, named: bool = True) -> Batch:  # noqa: ARG002 - there is one shard
+    def batch(self, shards: Ids, rows: Ids, *, named: bool = True, loads: bool = False) -> Batch:  # noqa: ARG002 - there is one shard
         return self._arrays.stored(rows)
 
     def good(self, shards: Ids, rows: Ids, *, loads: bool, whole: bool) -> tuple[Batch, Ids, dict[int, SampleError]]:  # noqa: ARG002

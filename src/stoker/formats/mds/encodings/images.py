@@ -45,11 +45,6 @@ def load_at_once() -> None:
     _at_once = True
 
 
-def leaves_images() -> bool:
-    """Whether images that are opened in this process from now on are left for their user to load."""
-    return not _at_once
-
-
 def left_to_load() -> bool:
     """Whether any image was opened in this process and left for its user to load."""
     return _last_left is not None

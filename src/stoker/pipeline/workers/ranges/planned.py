@@ -129,8 +129,7 @@ class PlannedSource(RangeSource):
                 parts = [plan.part(one, generation.start + left * plan.step) for one in ranks]
                 positions = np.concatenate([self._splits.positions(begin, last) for begin, last in parts])
                 shards, rows = self._splits.run.order.locate(positions)
-                ids: Ids = self._sample_source.table.starts[shards] + rows
-                return ids
+                return self._sample_source.table.ids(shards, rows)
             left -= count
         raise ConfigError(
             f"step {step} is not in epoch {self.epoch}: the plan has {step - left} steps, numbered from 0"
