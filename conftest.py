@@ -36,7 +36,7 @@ _FOREIGN = ("AWS_", "S3_ENDPOINT", "GOOGLE_", "AZURE_", "GCE_METADATA")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--histories 3000``, ``--drawn-runs 6000``, ``--lineages 1000``, ``--recorded 1``: more runs that stop and go on."""
     parser.addoption("--histories", type=int, default=150, help="random histories in tests/order/test_histories.py")
-    parser.addoption("--drawn-runs", type=int, default=60, help="random runs in tests/loaders/test_drawn_runs.py")
+    parser.addoption("--drawn-runs", type=int, default=120, help="random runs in tests/loaders/test_drawn_runs.py")
     parser.addoption("--recorded", type=int, default=8, help="of tests/recorded, one of so many runs is compared")
     parser.addoption("--lineages", type=int, default=24, help="random runs in tests/loaders/test_lineage.py")
 
