@@ -360,10 +360,10 @@ class Run:
                 return []
         return rows
 
-    def take(self, x: int, epoch: int, position: int | None, rows: Iterator[Row]) -> int | None:
+    def take(self, x: int, epoch: int, step: range, rows: Iterator[Row]) -> int | None:
         """Take the rows of a sample, which must come next: how many; ``None``: another in its place is unknown.
 
-        ``position``: its position in the epoch, where that is known.
+        ``step``: the positions of its step, which has them in another order.
         """
         made = self.made(x)
         out = self.number(x) in self.quarantine
@@ -381,27 +381,27 @@ class Run:
         for row in made:
             found = next(rows, None)
             assert found is not None, f"{row} did not come"
-            self.agree(found, row, None if self.repeats else (epoch, x, row.get("w")), position)
+            self.agree(found, row, None if self.repeats else (epoch, x, row.get("w")), step)
         return len(made)
 
-    def agree(self, found: Row, made: Row, key: Any, position: int | None) -> None:
-        """Compare a row with that of the model. ``key``: what its random number belongs to."""
+    def agree(self, found: Row, made: Row, key: Any, step: range | None) -> None:
+        """Compare a row with that of the model. ``key``: what its random number and its position belong to."""
         known = {name: value for name, value in made.items() if value is not ANY}
         assert found.keys() == made.keys(), f"{[*found]} came, and not {[*made]}"
         assert {name: found[name] for name in known} == known
         if "r" in made and key is not None:
             assert self.drawn_numbers.setdefault(key, found["r"]) == found["r"], f"another random number of {known}"
-        if "at" in made and position is not None and not self.quarantine:
-            # Where nodes read parts of the order, a step has them one after the other.
-            if "num_canonical_nodes" in self.options:
-                position = self.positions.setdefault(key, found["at"]) if key is not None else found["at"]
-            assert found["at"] == position, f"{found} is at {position}"
+        if "at" in made and step is not None and not self.quarantine:
+            assert found["at"] in step, f"{found} is in the step {step}"
+            if key is not None:
+                at = self.positions.setdefault(key, found["at"])
+                assert found["at"] == at, f"{found} was at {at}"
 
     def check(self, wanted: Sequence[int], got: Iterable[Row], epoch: int, first: int) -> None:
         """Compare the rows of a step with the samples that a plain dataset has there, from a position on."""
         rows = iter(got)
-        for number, x in enumerate(wanted):
-            if self.take(x, epoch, first + number, rows) is None:
+        for x in wanted:
+            if self.take(x, epoch, range(first, first + len(wanted)), rows) is None:
                 return
         assert next(rows, None) is None, "more came than there is"
 
@@ -542,7 +542,8 @@ class Journey:
         taken, most = 0, self.lot.randrange(len(wanted) + 2)
         known = True
         for number, x in enumerate(wanted[:most]):
-            rows = run.take(x, self.epoch, begun + number, samples)
+            step = self.position + (begun - self.position + number) // batch_size * batch_size
+            rows = run.take(x, self.epoch, range(step, step + batch_size), samples)
             known = rows is not None
             if not known:
                 break
