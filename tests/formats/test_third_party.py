@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from s3server import Bucket
-from stoker import StreamingDataset
+from stoker import ReadOptions, StreamingDataset
 from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
 from stoker.formats import registry
 from stoker.formats.registry import aliases, format_name, format_names, get_format
@@ -54,6 +54,17 @@ class Liar(ToyFormat):
     name = "another"
 
 
+class Short(ToyFormat):
+    name = "short"
+    suffixes = (".short",)
+
+    def read_many(self, shards, which, rows, columns=None):
+        return {name: column[:-1] for name, column in super().read_many(shards, which, rows, columns).items()}
+
+    def iterate_many(self, shards, which, rows, columns=None):
+        return {name: iter(column.tolist()) for name, column in self.read_many(shards, which, rows, columns).items()}
+
+
 def broken():
     raise RuntimeError("the toy is broken")
 
@@ -61,7 +72,14 @@ def broken():
 class Nothing:
     name = "nothing"
 '''
-ENTRIES = {"toy": "ToyFormat", "liar": "Liar", "broken": "broken", "nothing": "Nothing", "mds": "ToyFormat"}
+ENTRIES = {
+    "toy": "ToyFormat",
+    "short": "Short",
+    "liar": "Liar",
+    "broken": "broken",
+    "nothing": "Nothing",
+    "mds": "ToyFormat",
+}
 
 
 @pytest.fixture
@@ -128,6 +146,18 @@ def test_its_files_are_detected_by_their_names(toys: Path, tmp_path: Path) -> No
     np.save(data / "a.npy", np.arange(3))
     with pytest.raises(ObjectNotFoundError, match=r"several formats \(3 of toy, 1 of npy\)"):
         StreamingDataset(data)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("by_sample", [True, False])
+def test_one_that_reads_too_few_samples_is_an_error(toys: Path, tmp_path: Path, threads: int, by_sample: bool) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(3):
+        np.arange(number * 10, number * 10 + 10, dtype="<u4").tofile(data / f"{number}.short")
+    dataset = StreamingDataset(data, batch_size=10, read=ReadOptions(read_threads=threads))
+    with pytest.raises(FormatError, match="gave too few values of column 'value'"):
+        list(dataset if by_sample else dataset.batches())
 
 
 def test_an_alias_stands_for_one_format() -> None:

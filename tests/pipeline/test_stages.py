@@ -24,7 +24,7 @@ def test_a_reader_that_ends_early_is_an_error_of_each_sample_that_it_owes(given:
     made, bad = make_each(4, begin, fail)
     assert made == [*range(given), *[BAD] * (4 - given)]
     assert sorted(bad) == list(range(given, 4))
-    assert all("was not given" in str(error) for error in bad.values())
+    assert all("too few samples" in str(error) for error in bad.values())
 
 
 def test_what_came_before_an_error_is_kept() -> None:

@@ -7,6 +7,7 @@ in the middle of an answer; an executor of :mod:`concurrent.futures` would wait 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import signal
@@ -117,18 +118,15 @@ class WorkerProcess:
         while not self.has_sent() and self._process.is_alive():
             if time.monotonic() > self.started + seconds:
                 return False
+            # A look now and then, as a process that is forked meanwhile may hold the other end of the sentinel.
             connection.wait(list(self.ends), _LOOK_SECONDS)
         return True
 
     def receive_bytes(self) -> bytes | None:
         """The next message that was sent as bytes; waits for it. ``None`` at the end of the process."""
+        self.await_sign(math.inf)
         try:
-            while not self._pipe.poll():
-                # A look now and then, as a process that is forked meanwhile may hold the other end of the sentinel.
-                connection.wait(list(self.ends), _LOOK_SECONDS)
-                if not self._process.is_alive() and not self._pipe.poll():
-                    return None
-            data: bytes = self._pipe.recv_bytes()
+            data: bytes | None = self._pipe.recv_bytes() if self._pipe.poll() else None
             return data
         except (EOFError, OSError):
             return None

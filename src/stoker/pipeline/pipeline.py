@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.spans.recorder import Stage, begin_span, end_span
 from stoker.errors import StateError
-from stoker.formats.mds.encodings.images import left_to_load
+from stoker.formats.mds.encodings.images import last_left
 from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.by_shard import ShardByShard
@@ -142,7 +142,7 @@ class Pipeline:
         work = self._work
         assert work.lazily is not None
         try:
-            if work.strict or not left_to_load():
+            if work.strict or last_left() is None:
                 return work.lazily(chunk)
         except Exception as error:
             if work.strict or not is_of_sample(error):

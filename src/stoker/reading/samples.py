@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.concurrency.spans.recorder import Stage, begin_span, end_span, recorder, span
 from stoker.concurrency.spans.sample_clock import SampleClock, StretchClock
+from stoker.errors import FormatError
 from stoker.formats.base import ShardReader
 from stoker.formats.common.rows.merge import check_types, scatter
 from stoker.formats.registry import get_format
@@ -60,31 +62,48 @@ def read_samples(
     try:
         if _alike(readers):
             with span(Stage.DECODE, len(rows)):
-                batch = get_format(readers[0].format).read_many(readers, which, rows, columns)
-            return _with_ids(batch, pool, shards, rows)
+                whole = get_format(readers[0].format).read_many(readers, which, rows, columns)
+            return _with_ids(whole, pool, shards, rows)
         kinds = list(_kinds(readers, which))
         with span(Stage.DECODE, len(rows)):
             parts = [
-                get_format(chosen[0].format).read_many(chosen, here, rows[at], columns) for at, chosen, here in kinds
+                (
+                    at,
+                    _with_ids(
+                        get_format(some[0].format).read_many(some, here, rows[at], columns), pool, shards[at], rows[at]
+                    ),
+                )
+                for at, some, here in kinds
             ]
     except Exception as error:
         if not named:
             raise
         told, cause = decode_error(pool, shards, rows, columns, error)
         raise told from cause
-    check_types(parts, [chosen[0].where for _, chosen, _ in kinds])
-    batch = scatter([(at, part) for (at, _, _), part in zip(kinds, parts, strict=True)], len(rows))
-    return _with_ids(batch, pool, shards, rows)
+    check_types([part for _, part in parts], [chosen[0].where for _, chosen, _ in kinds])
+    return scatter(parts, len(rows))
 
 
 def _with_ids(
     batch: dict[str, _Values], pool: ShardPool, shards: Ids, rows: Ids, *, one_by_one: bool = False
 ) -> dict[str, _Values | Any]:
-    """Columns of the shards, and that of the ids where the dataset has one: an array, or Python's numbers one by one."""
-    if pool.ids is None:
-        return batch
-    ids = pool.index.table.ids(shards, rows)
-    return {**batch, pool.ids: ids.tolist() if one_by_one else ids}
+    """Columns of the shards, and that of the ids where the dataset has one: an array, or Python's numbers one by one.
+
+    FormatError if one has fewer values than there are samples; of an iterator, when the first is taken that it lacks.
+    """
+    made: dict[str, Any] = {}
+    for name, column in batch.items():
+        if isinstance(column, Sized) and len(column) != len(rows):
+            _lacks(name)
+        made[name] = column if isinstance(column, Sized) else chain(column, iter(partial(_lacks, name), None))  # type: ignore[arg-type]
+    if pool.ids is not None:
+        ids = pool.index.table.ids(shards, rows)
+        made[pool.ids] = ids.tolist() if one_by_one else ids
+    return made
+
+
+def _lacks(name: str) -> NoReturn:
+    raise FormatError(f"what reads its format gave too few values of column {name!r}")
 
 
 def read_sample(pool: ShardPool, shard: int, row: int, columns: Sequence[str] | None = None) -> Sample:

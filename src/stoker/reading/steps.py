@@ -338,7 +338,11 @@ class BatchMap(Step):
 
     def _check(self, batch: Any, first: Callable[[], object]) -> None:
         lengths = (
-            {name: len(column) for name, column in batch.items() if isinstance(column, list) or _has_rows(column)}
+            {
+                name: len(column)
+                for name, column in batch.items()
+                if isinstance(column, list) or (isinstance(column, np.ndarray) and column.ndim)
+            }
             if isinstance(batch, dict)
             else {}
         )
@@ -359,10 +363,6 @@ class BatchMap(Step):
                 f"batch_map({self.name}) returned columns of different lengths, for the batch that begins with {first()}: "
                 f"{lengths}"
             )
-
-
-def _has_rows(column: object) -> bool:
-    return isinstance(column, np.ndarray) and column.ndim > 0
 
 
 @dataclass(frozen=True, repr=False)

@@ -266,7 +266,8 @@ def stream_names(streams: Sequence[Stream]) -> tuple[str, ...]:
             raise ConfigError(f"{count} streams are called {name!r}: give each a name of its own")
     paths = [_path_parts(stream) for stream in streams]
     # Streams of one path get the same name first, and numbers then.
-    length = {path: _shortest(stream) for path, stream in zip(paths, streams, strict=True) if stream.name is None}
+    unnamed = [(path, stream) for path, stream in zip(paths, streams, strict=True) if stream.name is None]
+    length = {path: max(1, len(_split_parts(stream))) for path, stream in unnamed}
     while True:
         chosen = {path: "/".join(path[-count:]) for path, count in length.items()}
         taken = Counter([*chosen.values(), *given])
@@ -298,10 +299,6 @@ def _path_parts(stream: Stream) -> tuple[str, ...]:
 
 def _split_parts(stream: Stream) -> tuple[str, ...]:
     return tuple(part for part in (stream.split or "").split("/") if part)
-
-
-def _shortest(stream: Stream) -> int:
-    return max(1, len(_split_parts(stream)))
 
 
 def open_streams(streams: Sequence[Stream], defaults: StreamDefaults | None = None) -> Streams:

@@ -20,11 +20,8 @@ def undefined(test: object, what: str) -> ConfigError:
         test: an object of it.
         what: the method or attribute to define, and what it does: ``"open(), which opens the engine"``.
     """
-    return ConfigError(f"{type(test).__name__} does not define {what}: define it; help({_base(test)}) has an example")
-
-
-def _base(test: object) -> str:
-    return next(kind.__name__ for kind in type(test).__mro__ if kind.__module__.startswith("stoker.testing."))
+    base = next(kind.__name__ for kind in type(test).__mro__ if kind.__module__.startswith("stoker.testing."))
+    return ConfigError(f"{type(test).__name__} does not define {what}: define it; help({base}) has an example")
 
 
 def row_of(batch: Mapping[str, Column], row: int) -> dict[str, Any]:

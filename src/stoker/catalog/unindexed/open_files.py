@@ -87,7 +87,9 @@ def partitions_of(keys: Sequence[str], where: str) -> dict[str, Partition]:
             )
     numeric = {name for name in (raw[0] if raw else {}) if all(_is_integer(values[name]) for values in raw)}
     return {
-        key: tuple((name, _typed(value, name in numeric)) for name, value in values.items())
+        key: tuple(
+            (name, int(value) if name in numeric and value is not None else value) for name, value in values.items()
+        )
         for key, values in zip(keys, raw, strict=True)
     }
 
@@ -101,10 +103,6 @@ def kinds_of(partitions: Mapping[str, Partition]) -> dict[str, str]:
 
 def _is_integer(value: str | None) -> bool:
     return value is None or _INTEGER.fullmatch(value) is not None
-
-
-def _typed(value: str | None, numeric: bool) -> Any:
-    return int(value) if numeric and value is not None else value
 
 
 def unindexed_format(name: str) -> Format:

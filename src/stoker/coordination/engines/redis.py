@@ -100,7 +100,7 @@ class RedisStore:
         names = [self._mark, *[self._prefix + key for key in keys]]
         generation, *found = self._call(lambda: self._client.mget(names))
         self._check_generation(generation)
-        return [_stored(one) for one in found]
+        return [None if one is None else Stored(one[8:], int.from_bytes(one[:8])) for one in found]
 
     def create(self, key: str, value: bytes) -> int | None:
         version = fresh_version()
@@ -189,7 +189,3 @@ class RedisStore:
 
 def _packed(version: int) -> bytes:
     return version.to_bytes(8)
-
-
-def _stored(found: bytes | None) -> Stored | None:
-    return None if found is None else Stored(found[8:], int.from_bytes(found[:8]))

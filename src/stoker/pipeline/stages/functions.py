@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.errors import SampleError
-from stoker.formats.mds.encodings.images import left_to_load, loaded
+from stoker.formats.mds.encodings.images import last_left, loaded
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.stages.stage import ChunkStage, make_each, spread_over, unmarked
 from stoker.pipeline.transforms import Override, TransformOf
@@ -81,7 +81,7 @@ class LoadImages(ChunkStage):
 
     def apply(self, chunk: Chunk) -> Chunk:
         """See the base class."""
-        if not left_to_load():
+        if last_left() is None:
             return chunk
         entries, bad = list(chunk.values), dict[int, SampleError]()
         for place, one in enumerate(entries):

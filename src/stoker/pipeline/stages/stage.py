@@ -103,7 +103,7 @@ def make_each(
         try:
             made.extend(begin(len(made)))  # what comes before an error is kept
             if len(made) < count:
-                raise FormatError("it was not given, and no error either: what reads its format ended before it")
+                raise FormatError("what reads its format gave too few samples: not this one, and no error either")
         except Exception as error:
             if not is_of_sample(error):
                 raise

@@ -45,11 +45,6 @@ def load_at_once() -> None:
     _at_once = True
 
 
-def left_to_load() -> bool:
-    """Whether any image was opened in this process and left for its user to load."""
-    return _last_left is not None
-
-
 def last_left() -> object:
     """Something that stands for the image that was opened last in this process and left to load; ``None``: none was.
 
