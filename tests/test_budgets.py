@@ -27,7 +27,7 @@ BUDGETS: Final = {
     "raise ConfigError": 925,
     "classes with after_fork": 7,
     "functions of a constructor": 259,
-    "functions until the first batch": 357,
+    "functions until the first batch": 355,
     "modules imported": 238,
 }
 """The most of each. ``lines`` and ``modules`` are of ``src/stoker``; ``functions`` are named ones of the package that run in
@@ -97,11 +97,17 @@ def test_the_source_is_within_its_budgets() -> None:
 
 @pytest.mark.processes
 def test_imports_and_functions_that_run_are_within_their_budgets() -> None:
-    """In a fresh process: what another test has run before is not run again."""
-    done = subprocess.run([sys.executable, __file__, "--run"], capture_output=True, text=True, check=True)
-    found = dict(line.rsplit(": ", 1) for line in done.stdout.splitlines())
-    assert len(found) == 3
-    check({name: int(count) for name, count in found.items()})
+    """In fresh processes: what another test has run before is not run again.
+
+    The least of three: on a busy machine threads wait for each other, which runs a few functions more.
+    """
+    found: list[dict[str, int]] = []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, __file__, "--run"], capture_output=True, text=True, check=True)
+        lines = [line.rsplit(": ", 1) for line in done.stdout.splitlines()]
+        found.append({name: int(count) for name, count in lines})
+    assert all(len(one) == 3 for one in found)
+    check({name: min(one[name] for one in found) for name in found[0]})
 
 
 if __name__ == "__main__":
