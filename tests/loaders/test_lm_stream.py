@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 from loader_cases import rows_of
 
 from stoker import MDSWriter, Stream, StreamingDataset, World
-from stoker.errors import ConfigError, StateError, TransformError
+from stoker.errors import ConfigError, FormatError, StateError, TransformError
 from stoker.loaders.lm_stream import LMStream
+from stoker.tokens import LMBatch
 from stoker.writers import JSONWriter
 from support import write_samples
 
@@ -174,6 +176,43 @@ def test_a_state_with_missing_or_wrong_numbers_is_refused(data: Path, layout: An
         with pytest.raises(StateError):
             resumed(data, layout, one)
     assert resumed(data, layout, state)
+
+
+@pytest.mark.parametrize("layout", ["concat", "pack", "pad", "truncate"])
+@pytest.mark.parametrize("wrong", [1, 10])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_state_after_an_error_is_before_the_documents_that_had_it(
+    tmp_path: Path, layout: Any, wrong: int, resumed: bool
+) -> None:
+    with MDSWriter({"tokens": "ndarray:int32"}, tmp_path) as out:
+        out.write_batch({"tokens": [np.full(4, number, np.int32) for number in range(1, 21)]})
+
+    def over(vocab_size: int, state: Any = None) -> LMStream:
+        dataset = StreamingDataset(local=tmp_path, batch_size=4)
+        pad_id = None if layout == "concat" else 0
+        made = LMStream(
+            dataset, "tokens", 4, 4, layout=layout, labels="unshifted", vocab_size=vocab_size, pad_id=pad_id
+        )
+        if state is not None:
+            made.load_state_dict(json.loads(json.dumps(state)))
+        return made
+
+    def delivered(batches: Iterable[LMBatch]) -> list[int]:
+        found: list[int] = []
+        with suppress(FormatError):
+            for batch in batches:
+                found += batch.input_ids[:, 0].tolist()
+        return found
+
+    first, seen = over(wrong), []
+    if resumed:
+        begun = over(100)
+        seen = delivered(islice(begun, 1))
+        first = over(wrong, begun.state_dict())
+    seen += delivered(first)
+    expected = 8 if wrong == 10 and layout != "pack" else 4 if resumed else 0  # pack reads ahead
+    assert len(seen) == expected
+    assert sorted(seen + delivered(over(100, first.state_dict()))) == list(range(1, 21))
 
 
 def test_an_error_in_a_tokenizer_names_the_document(tmp_path: Path) -> None:

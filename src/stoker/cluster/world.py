@@ -68,7 +68,9 @@ class World:
                 return initialised
             environ = os.environ
         for source, rank, size, local in _LAUNCHERS:
-            if source == "Slurm" and not _in_slurm_step(environ):
+            if source == "Slurm" and not (
+                environ.get("SLURM_STEP_ID", "").isdigit() and "SLURM_STEP_NUM_TASKS" in environ
+            ):
                 # In a batch script or an salloc shell Slurm's variables speak of the allocation, not of this process.
                 continue
             found = [name for name in (rank, size) if environ.get(name, "") != ""]
@@ -135,10 +137,6 @@ _LAUNCHERS = (
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE"),
 )
-
-
-def _in_slurm_step(environ: Mapping[str, str]) -> bool:
-    return environ.get("SLURM_STEP_ID", "").isdigit() and "SLURM_STEP_NUM_TASKS" in environ
 
 
 def _slurm_local(environ: Mapping[str, str], source: str) -> int:

@@ -366,8 +366,11 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
 
     def _rows_of_documents(self) -> Iterator[LMBatch]:
         for documents in self._read(0):
+            read = self._marks.pop()
+            rows = self._layout.rows(documents, self._marks[-1].document)
+            self._marks.append(read)  # where they make no rows, a state is of the batch before
             self._resumed = None
-            yield self._layout.rows(documents, self._marks[-2].document)
+            yield rows
         self._resumed = None  # also where the state left nothing of the epoch
 
     def _joined_or_packed(self, resumed: Mapping[str, Any] | None) -> Iterator[LMBatch]:
