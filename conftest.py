@@ -64,6 +64,7 @@ def _own_encodings() -> Iterator[None]:
 def _no_image_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test begins as a process does: samples are made in another way once an image was left to be loaded."""
     monkeypatch.setattr(images, "_last_left", None)
+    monkeypatch.setattr(images, "_at_once", False)
 
 
 @pytest.fixture
