@@ -26,8 +26,8 @@ BUDGETS: Final = {
     "modules": 537,
     "raise ConfigError": 925,
     "classes with after_fork": 7,
-    "functions of a constructor": 259,
-    "functions until the first batch": 355,
+    "functions of a constructor": 258,
+    "functions until the first batch": 354,
     "modules imported": 238,
 }
 """The most of each. ``lines`` and ``modules`` are of ``src/stoker``; ``functions`` are named ones of the package that run in

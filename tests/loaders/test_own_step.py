@@ -261,6 +261,84 @@ def test_columns_that_go_backwards_make_tensors(data: Path, workers: int) -> Non
     assert workers or found == there
 
 
+@dataclass(frozen=True)
+class At(Step):
+    """A column of positions."""
+
+    kind = "at"
+    calls = False
+    positioned = True
+
+    def change(self, values: dict[str, Any], positions: Any) -> dict[str, Any]:
+        return {**values, "at": positions}
+
+
+def test_one_that_changes_columns_has_positions_wherever_it_stands(data: Path) -> None:
+    for dataset in (opened(data).apply(At("at")), opened(data).apply(At("at")).map(dict)):
+        found = [int(number) for batch in dataset.batches() for number in batch["at"]]
+        assert found == list(range(SAMPLES)) == [int(sample["at"]) for sample in dataset]
+
+
+@dataclass(frozen=True)
+class Changed(Step):
+    """Columns that a function makes of those of many samples."""
+
+    function: Any
+    kind = "changed"
+    calls = False
+
+    def change(self, values: dict[str, Any], positions: Any) -> dict[str, Any]:
+        changed: dict[str, Any] = self.function(values)
+        return changed
+
+
+@dataclass(frozen=True)
+class ChangedBatch(Changed):
+    kind = "changed_batch"
+    takes_batch = True
+
+
+@pytest.mark.parametrize("kind", [Changed, ChangedBatch])
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda values: values["nothing"], "raised KeyError"),
+        (lambda _: None, "returned None: return a dict of columns"),
+        (lambda _: {}, "returned an empty dict"),
+        (lambda values: {**values, "y": 1}, "'y': int: return a dict of columns"),
+        (lambda values: {**values, "y": [1]}, "columns of different lengths"),
+        (lambda values: {"id": values["id"][:3]}, "returned 3 rows of"),
+    ],
+)
+def test_columns_that_do_not_belong_to_the_samples_are_refused(data: Path, kind: Any, function: Any, why: str) -> None:
+    batches = opened(data).apply(kind("one", function)).batches()
+    if kind is ChangedBatch and why.startswith("returned 3"):
+        assert {len(batch["id"]) for batch in batches} == {3}
+        return
+    with pytest.raises(TransformError, match=rf"changed(_batch)?\(one\).*{why}.*begins with"):
+        list(batches)
+
+
+@dataclass(frozen=True)
+class Cut(Step):
+    """Drops samples with an even number, and the second of the two that others make."""
+
+    kind = "cut"
+    makes_several = drops = True
+
+    def apply(self, sample: Any) -> Any:
+        return [sample, self.LEFT_OUT] if sample["id"] % 2 else self.LEFT_OUT
+
+
+def test_one_that_makes_several_may_drop_all_or_some_of_them(data: Path) -> None:
+    for read in (list, lambda dataset: [{"id": number} for number in ids_of(dataset.batches())]):
+        dataset = opened(data).apply(Cut("cut"))
+        assert sorted(sample["id"] for sample in read(dataset)) == list(range(1, SAMPLES, 2))
+        assert dataset.stats().filtered == SAMPLES
+    with pytest.raises(ConfigError, match=r"cut_and_fill\(\) makes any number of samples"):
+        opened(data).apply(type("CutAndFill", (Cut,), {"kind": "cut_and_fill", "replaces": True})("one"))
+
+
 def test_what_a_step_must_say_of_itself_is_asked_for(data: Path) -> None:
     with pytest.raises(TransformError, match="Odd needs drops = True"):
         next(opened(data).apply(Odd("odd")).batches())

@@ -136,8 +136,7 @@ def _several(sample: Any, steps: Sequence[Step], place: SamplePlace, generators:
             made = [(item, step.apply(one)) for item, one in items]
         if step.makes_several:
             flat = True
-            items = list(enumerate(one for _, several in made for one in several))
-            continue
+            made = list(enumerate(one for _, some in made for one in ((some,) if type(some) is LeftOut else some)))
         items = [(item, one) for item, one in made if type(one) is not LeftOut]
         if len(items) < len(made):
             mark = step.dropped_sample(next(one for _, one in made if type(one) is LeftOut))

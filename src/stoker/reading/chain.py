@@ -35,18 +35,19 @@ class Chain(StepMethods):
     @checked
     def __init__(self, steps: Sequence[Step] = ()) -> None:
         self.steps = tuple(steps)
-        whole = flat = False
+        whole = flat = ""
         for step in self.steps:
+            flat = flat or (f"{step.kind}()" if step.makes_several else "")
             if whole and (step.calls or step.positioned):
                 raise ConfigError(
-                    f"{self!r}: batch_map() makes whole batches, whose rows need not be samples: call {step.kind}() before it"
+                    f"{self!r}: {whole} makes whole batches, whose rows need not be samples: call {step.kind}() before it"
                 )
             if flat and step.replaces:
                 raise ConfigError(
-                    f"{self!r}: flat_map() makes any number of samples of one, so that there is no place that a "
+                    f"{self!r}: {flat} makes any number of samples of one, so that there is no place that a "
                     "replacement could take: use dropped='leave_out' after it"
                 )
-            whole, flat = whole or step.takes_batch, flat or step.makes_several
+            whole = whole or (f"{step.kind}()" if step.takes_batch else "")
         # Random numbers are drawn by the name of their step; states name other datasets by theirs.
         for what in (
             [step.name for step in self.steps if step.draws],

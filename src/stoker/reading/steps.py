@@ -15,6 +15,7 @@ import numpy as np
 from stoker.concurrency import user_code
 from stoker.display import with_article
 from stoker.errors import ConfigError, TransformError
+from stoker.formats.unstacked import Unstacked
 from stoker.types import Batch, Ids
 
 Generator: TypeAlias = Literal["numpy", "torch"]
@@ -166,9 +167,24 @@ class Step:
             f"{self.told}: {type(self).__name__} lacks change(values, positions), which calls = False asks for"
         )
 
-    def change_batch(self, batch: Batch, positions: Ids, first: Callable[[], object]) -> Batch:  # noqa: ARG002
-        """Columns as it makes them. ``first`` says where the first sample comes from."""
-        return self.change(batch, positions)
+    @user_code.calls_user_code
+    def change_batch(self, batch: Batch, positions: Ids, first: Callable[[], object]) -> Batch:
+        """Columns as it makes them, all of one length. ``first`` says where the first sample comes from."""
+        try:
+            made = self.change(batch, positions)
+        except BaseException as error:
+            user_code.pass_exits(error)
+            raise TransformError(
+                f"{self.told} raised {type(error).__name__}: {error}, for the batch that begins with {first()}"
+            ) from error
+        wrong = _wrong(made, None if self.takes_batch else len(next(iter(batch.values()))))
+        if wrong:
+            raise TransformError(f"{self.told} returned {wrong}, for the batch that begins with {first()}")
+        return made
+
+    def __init_subclass__(cls) -> None:
+        # A position is one of a place.
+        cls.by_place = cls.by_place or cls.positioned
 
     def stored(self, names: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG002
         """The stored name of each column whose values are stored, after it, given those before."""
@@ -220,6 +236,24 @@ class Step:
 
     def __repr__(self) -> str:
         return f".{self.told}"
+
+
+def _wrong(batch: Any, rows: int | None) -> str:
+    """What is wrong with columns that a step returned; empty: nothing. ``rows``: how many there must be; ``None``: any."""
+    told = "an empty dict" if batch == {} else _named(batch)
+    if isinstance(batch, dict) and batch:
+        lengths = {
+            name: len(column)
+            for name, column in batch.items()
+            if isinstance(column, list | Unstacked) or (isinstance(column, np.ndarray) and column.ndim)
+        }
+        if len(set(lengths.values())) > 1:
+            return f"columns of different lengths: {lengths}"
+        if len(lengths) == len(batch):
+            found = next(iter(lengths.values()))
+            return "" if rows in (None, found) else f"{found} rows of {rows}, which takes_batch = True is for"
+        told = ", ".join(f"{name!r}: {type(column).__name__}" for name, column in batch.items())
+    return f"{told}: return a dict of columns, arrays of shape (n, ...) or lists of n values"
 
 
 def _named(value: object) -> str:
@@ -324,45 +358,8 @@ class BatchMap(Step):
     calls = False
     takes_batch = True
 
-    @user_code.calls_user_code
-    def change_batch(self, batch: Batch, positions: Ids, first: Callable[[], object]) -> Batch:  # noqa: ARG002
-        try:
-            made = self.function(batch)
-        except BaseException as error:
-            user_code.pass_exits(error)
-            raise TransformError(
-                f"batch_map({self.name}) raised {type(error).__name__}: {error}, for the batch that begins with {first()}"
-            ) from error
-        self._check(made, first)
-        return made
-
-    def _check(self, batch: Any, first: Callable[[], object]) -> None:
-        lengths = (
-            {
-                name: len(column)
-                for name, column in batch.items()
-                if isinstance(column, list) or (isinstance(column, np.ndarray) and column.ndim)
-            }
-            if isinstance(batch, dict)
-            else {}
-        )
-        if not lengths or len(lengths) < len(batch):
-            what = (
-                "an empty dict"
-                if batch == {}
-                else _named(batch)
-                if not isinstance(batch, dict)
-                else f"{', '.join(f'{name!r}: {type(column).__name__}' for name, column in batch.items())}"
-            )
-            raise TransformError(
-                f"batch_map({self.name}) returned {what}, for the batch that begins with {first()}: return a dict of "
-                "columns, arrays of shape (n, ...) or lists of n values"
-            )
-        if len(set(lengths.values())) > 1:
-            raise TransformError(
-                f"batch_map({self.name}) returned columns of different lengths, for the batch that begins with {first()}: "
-                f"{lengths}"
-            )
+    def change(self, values: Batch, positions: Any) -> Batch:  # noqa: ARG002
+        return self.function(values)
 
 
 @dataclass(frozen=True, repr=False)
@@ -383,6 +380,9 @@ class _Columns(Step):
     """A change of columns, which a sample has as well."""
 
     calls = False
+
+    def change_batch(self, batch: Batch, positions: Ids, first: Callable[[], object]) -> Batch:  # noqa: ARG002
+        return self.change(batch, positions)
 
     @property
     def calls_user_code(self) -> bool:
