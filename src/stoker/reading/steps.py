@@ -239,7 +239,7 @@ class Step:
 
 
 def _wrong(batch: Any, rows: int | None) -> str:
-    """What is wrong with columns that a step returned; empty: nothing. ``rows``: how many there must be; ``None``: any."""
+    """The fault of columns that a step returned; empty: they have none. ``rows``: how many there must be; ``None``: any."""
     told = "an empty dict" if batch == {} else _named(batch)
     if isinstance(batch, dict) and batch:
         lengths = {
