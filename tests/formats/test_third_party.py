@@ -153,10 +153,10 @@ def test_its_files_are_detected_by_their_names(toys: Path, tmp_path: Path) -> No
 def test_one_that_reads_too_few_samples_is_an_error(toys: Path, tmp_path: Path, threads: int, by_sample: bool) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    for number in range(3):
-        np.arange(number * 10, number * 10 + 10, dtype="<u4").tofile(data / f"{number}.short")
-    dataset = StreamingDataset(data, batch_size=10, read=ReadOptions(read_threads=threads))
-    with pytest.raises(FormatError, match="gave too few values of column 'value'"):
+    # One file: a thread that reads another would look for its format when the package is gone.
+    np.arange(10, dtype="<u4").tofile(data / "0.short")
+    given = pytest.raises(FormatError, match=r"gave (too few|\d+) values of column 'value'")
+    with StreamingDataset(data, batch_size=10, read=ReadOptions(read_threads=threads)) as dataset, given:
         list(dataset if by_sample else dataset.batches())
 
 

@@ -44,8 +44,8 @@ class Chain(StepMethods):
                 )
             if flat and step.replaces:
                 raise ConfigError(
-                    f"{self!r}: {flat} makes any number of samples of one, so that there is no place that a "
-                    "replacement could take: use dropped='leave_out' after it"
+                    f"{self!r}: {flat} makes any number of samples of one, and a replacement takes the place of one sample: "
+                    "use dropped='leave_out' after it"
                 )
             whole = whole or (f"{step.kind}()" if step.takes_batch else "")
         # Random numbers are drawn by the name of their step; states name other datasets by theirs.

@@ -59,6 +59,7 @@ def read_samples(
     of, which takes reading each again.
     """
     readers, which = _open(pool, shards)
+    parts: list[tuple[Ids, Batch]] = []
     try:
         if _alike(readers):
             with span(Stage.DECODE, len(rows)):
@@ -66,15 +67,9 @@ def read_samples(
             return _with_ids(whole, pool, shards, rows)
         kinds = list(_kinds(readers, which))
         with span(Stage.DECODE, len(rows)):
-            parts = [
-                (
-                    at,
-                    _with_ids(
-                        get_format(some[0].format).read_many(some, here, rows[at], columns), pool, shards[at], rows[at]
-                    ),
-                )
-                for at, some, here in kinds
-            ]
+            for at, some, here in kinds:
+                part = get_format(some[0].format).read_many(some, here, rows[at], columns)
+                parts.append((at, _with_ids(part, pool, shards[at], rows[at])))
     except Exception as error:
         if not named:
             raise
@@ -89,12 +84,14 @@ def _with_ids(
 ) -> dict[str, _Values | Any]:
     """Columns of the shards, and that of the ids where the dataset has one: an array, or Python's numbers one by one.
 
-    FormatError if one has fewer values than there are samples; of an iterator, when the first is taken that it lacks.
+    FormatError if one has not as many values as there are samples; of an iterator, when the first is taken that it lacks.
     """
     made: dict[str, Any] = {}
     for name, column in batch.items():
         if isinstance(column, Sized) and len(column) != len(rows):
-            _lacks(name)
+            raise FormatError(
+                f"what reads its format gave {len(column)} values of column {name!r} for {len(rows)} samples"
+            )
         made[name] = column if isinstance(column, Sized) else chain(column, iter(partial(_lacks, name), None))  # type: ignore[arg-type]
     if pool.ids is not None:
         ids = pool.index.table.ids(shards, rows)

@@ -177,13 +177,14 @@ class Step:
             raise TransformError(
                 f"{self.told} raised {type(error).__name__}: {error}, for the batch that begins with {first()}"
             ) from error
-        wrong = _wrong(made, None if self.takes_batch else len(next(iter(batch.values()))))
+        wrong = _wrong(made, None if self.takes_batch else len(next(iter(batch.values()), ())))
         if wrong:
             raise TransformError(f"{self.told} returned {wrong}, for the batch that begins with {first()}")
         return made
 
-    def __init_subclass__(cls) -> None:
-        # A position is one of a place.
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Only apply_at() is given a position.
         cls.by_place = cls.by_place or cls.positioned
 
     def stored(self, names: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG002
