@@ -447,7 +447,10 @@ def test_steps_that_make_no_sense_are_refused(data: Path) -> None:
         (lambda: dataset.rename({"id": "x"}), "gives two columns the same name"),
         (lambda: dataset.rename({"id": "z", "x": "z"}), "gives two columns the same name"),
         (lambda: dataset.enumerate("id"), "has a column of this name"),
-        (lambda: dataset.flat_map(copies).filter(odd_ones, dropped="replace"), "there is no place that a replacement"),
+        (
+            lambda: dataset.flat_map(copies).filter(odd_ones, dropped="replace"),
+            "a replacement takes the place of one sample",
+        ),
         (lambda: dataset.batch_map(dict).enumerate(), r"call enumerate\(\) before it"),
     ]
     for wrong, message in refused:
