@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,26 @@ def test_workers_that_live_on_follow_it(make: Callable[[], StreamingDataset]) ->
     for epoch in (0, 3, 1):
         dataset.set_epoch(epoch)
         assert sum(loader, []) == epochs[epoch]  # noqa: RUF017
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batches", [3, None])
+def test_a_state_after_it_is_of_the_epoch_that_was_named(
+    make: Callable[[], StreamingDataset], workers: int, batches: int | None
+) -> None:
+    first = ids(make())
+    dataset = make()
+    loader = StreamingDataLoader(dataset, num_workers=workers)
+    for _ in itertools.islice(loader, batches):
+        pass
+    dataset.set_epoch(0)
+    state = loader.state_dict()
+    assert state == dataset.state_dict()
+    other = make()
+    other.load_state_dict(state)
+    assert ids(other) == first
+    loader.close()
 
 
 def test_the_parquet_loader_has_it_too(tmp_path: Path) -> None:

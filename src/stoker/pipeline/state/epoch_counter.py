@@ -210,6 +210,7 @@ class EpochClock:
             if named != count.upcoming:
                 count.loaded = EpochPosition(named, start=count.point(count.upcoming).start)
                 count.upcoming = named
+                self._seen = count.begun  # as after a load, it is known where the next iteration begins
             return count.ahead
 
     def detach(self) -> None:
