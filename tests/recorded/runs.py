@@ -61,8 +61,9 @@ def names() -> list[str]:
 
 
 def starts_processes(name: str) -> bool:
-    """Whether a run starts processes."""
-    return not {one.name for one in PROCESSES}.isdisjoint(name.split(SEPARATOR))
+    """Whether a run starts processes, or a server, as the cache in memory does for shards that it decompresses."""
+    features = set(name.split(SEPARATOR))
+    return not features.isdisjoint(one.name for one in PROCESSES) or features >= {"zstd", "memory"}
 
 
 def write_all(root: Path) -> None:

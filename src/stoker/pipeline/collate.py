@@ -187,9 +187,8 @@ def _as_tensor(column: Array) -> Any:
     if not makes_tensor(column):
         return column
     if _worker.get("region") is None or not column.size:
-        return torch.from_numpy(
-            column if min(column.strides, default=0) >= 0 else column.copy()
-        )  # no tensor goes backwards
+        # No tensor goes backwards.
+        return torch.from_numpy(column if min(column.strides, default=0) >= 0 else column.copy())
     out = empty_tensor(column.shape, column.dtype)
     out.numpy()[...] = column
     return out
