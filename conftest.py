@@ -131,8 +131,8 @@ def turned(monkeypatch: pytest.MonkeyPatch) -> None:
         turned: Ids = (index - (key % n.astype(np.uint64)).astype(np.int64)) % n
         return turned
 
-    monkeypatch.setattr("stoker.order.selection.selection.permute", turn)
-    monkeypatch.setattr("stoker.order.selection.selection.unpermute", turn_back)
+    monkeypatch.setattr("stoker.order.selection.permute", turn)
+    monkeypatch.setattr("stoker.order.selection.unpermute", turn_back)
 
 
 @pytest.fixture

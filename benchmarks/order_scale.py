@@ -38,7 +38,7 @@ def measure_order(samples: int, shards: int, start: str, partition: str, shuffle
     from stoker.order import ShardTable
     from stoker.order.native import NativeOrder, NativeStart
     from stoker.order.sample_order import DataRank, EpochPosition
-    from stoker.order.selection.selection import Everything
+    from stoker.order.selection import Everything
     from stoker.order.settings import NativeSettings, StreamSource
     from stoker.partitions import Contiguous, Elastic, HashBased, RangeBased, RoundRobin
 

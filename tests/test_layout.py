@@ -103,7 +103,7 @@ def test_tests_wait_by_patience_alone() -> None:
         ),
         (
             "StreamingDataset",
-            ("stoker.order.partition.strategies", "stoker.streams.conditions", "stoker.streams.labels"),
+            ("stoker.order.partition_strategies", "stoker.streams.conditions", "stoker.streams.labels"),
         ),
         ("LMStream", ("stoker.tokens.tokenize", "stoker.coordination.client", "stoker.writing")),
         ("MDSWriter", ("stoker.loaders", "stoker.order", "stoker.coordination")),

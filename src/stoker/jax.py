@@ -15,7 +15,7 @@ from stoker.lazy import told
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.opened import whole_batches_by
 from stoker.order.global_batches import BatchPlan
-from stoker.order.protocols import Plan
+from stoker.order.sample_order import Plan
 from stoker.types import Array, Batch, Column
 
 try:

@@ -5,7 +5,7 @@
 ``Elastic``, the default, deals global batches; the others give each rank a part of its own. See docs/order/partitions.md.
 """
 
-from stoker.order.partition.partition import (
+from stoker.order.partition import (
     Contiguous,
     Elastic,
     HashBased,

@@ -23,7 +23,7 @@ from stoker.loaders.dataset_methods.opened import whole_batches_by
 from stoker.order.global_batches import BatchPlan
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import Run
-from stoker.order.selection.selection import Selection, dense_starts
+from stoker.order.selection import Selection, dense_starts
 from stoker.types import Column, Ids
 
 try:

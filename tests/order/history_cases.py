@@ -13,10 +13,10 @@ from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.weights import Mixture, StreamWeight
 from stoker.order.mosaicml.sample_order import MosaicmlOrder
 from stoker.order.native import NativeOrder
-from stoker.order.partition.partition import Elastic, HashBased, Partition, RangeBased
+from stoker.order.number_sets import Without
+from stoker.order.partition import Elastic, HashBased, Partition, RangeBased
 from stoker.order.sample_order import Run, SampleOrder
-from stoker.order.selection.number_sets import Without
-from stoker.order.selection.selection import Everything, Selection, Split
+from stoker.order.selection import Everything, Selection, Split
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids

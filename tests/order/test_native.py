@@ -21,7 +21,8 @@ from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.weights import StreamWeight
 from stoker.order.native import NativeOrder
-from stoker.order.partition.partition import (
+from stoker.order.number_sets import Listed, Without
+from stoker.order.partition import (
     Contiguous,
     Elastic,
     HashBased,
@@ -30,10 +31,8 @@ from stoker.order.partition.partition import (
     RoundRobin,
     Stratified,
 )
-from stoker.order.protocols import Plan
-from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
-from stoker.order.selection.number_sets import Listed, Without
-from stoker.order.selection.selection import Everything, Selection, Split, dense_starts
+from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Plan, Run
+from stoker.order.selection import Everything, Selection, Split, dense_starts
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES

@@ -13,10 +13,9 @@ from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.weights import Mixture, StreamWeight
 from stoker.order.mosaicml.sample_order import MosaicmlOrder
 from stoker.order.native import NativeOrder
-from stoker.order.partition.partition import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
-from stoker.order.protocols import Order
-from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
-from stoker.order.selection.selection import Everything, Split
+from stoker.order.partition import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
+from stoker.order.sample_order import DataRank, EpochPosition, Order, Run, SampleOrder
+from stoker.order.selection import Everything, Split
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES

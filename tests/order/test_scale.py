@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from stoker.order import BatchPlan, ShardTable
-from stoker.order.partition.part_plan import plan_parts
-from stoker.order.partition.part_positions import Rounds
-from stoker.order.partition.partition import Contiguous, HashBased, Partition, RangeBased, RoundRobin, Stratified
-from stoker.order.partition.strategies import Division
-from stoker.order.selection.number_sets import Numbered
-from stoker.order.selection.selection import Everything, Selection
+from stoker.order.number_sets import Numbered
+from stoker.order.part_plan import Rounds, plan_parts
+from stoker.order.partition import Contiguous, HashBased, Partition, RangeBased, RoundRobin, Stratified
+from stoker.order.partition_strategies import Division
+from stoker.order.selection import Everything, Selection
 from stoker.types import Ids
 
 RANKS = 16_384

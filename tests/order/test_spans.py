@@ -11,14 +11,11 @@ from stoker.order.left_out import Exclusion, run_without
 from stoker.order.mixture.mixing import EpochMixture, Mixing
 from stoker.order.mixture.stratified_batches import StratifiedPlan
 from stoker.order.mixture.weights import Mixture, StreamWeight
-from stoker.order.mosaicml.plan import MosaicmlPlan
+from stoker.order.mosaicml.sample_order import MosaicmlPlan
 from stoker.order.mosaicml.settings import MosaicmlSettings, MosaicmlWorld
-from stoker.order.partition.part_plan import plan_parts
-from stoker.order.partition.part_positions import Rounds
-from stoker.order.protocols import Plan
-from stoker.order.sample_order import Run
+from stoker.order.part_plan import Rounds, plan_parts
+from stoker.order.sample_order import Plan, Run, spans_of
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.order.spans import spans_of
 
 COUNTS = (37, 0, 23)
 BEGUN = (5, 9, 0)

@@ -15,7 +15,7 @@ from stoker.conversion.sinks import ShardSettings
 from stoker.conversion.source import ConversionSource
 from stoker.conversion.values import ColumnPlan, Transform
 from stoker.integers import mix
-from stoker.order.selection.selection import Split
+from stoker.order.selection import Split
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 from stoker.reading.bad_samples import BadSamples

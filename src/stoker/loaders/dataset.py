@@ -29,7 +29,7 @@ from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import check_divides_by_id, check_sampling
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
-from stoker.order.partition.partition import Elastic, Partition
+from stoker.order.partition import Elastic, Partition
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.ranks.data_rank import Replication
 from stoker.pipeline.stats.stats import StreamStats
@@ -123,7 +123,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         schedule: weights of the streams that change during training: :class:`~stoker.order.mixture.schedule.Schedule`.
         batching_method: ``"random"`` (streams mixed), ``"stratified"`` (each global batch has the streams in proportion),
             ``"per_stream"`` (each global batch is of one stream), ``"device_per_stream"`` (each rank's batch is).
-        partition: how samples are divided among ranks: :class:`~stoker.order.partition.partition.Elastic` (default: global
+        partition: how samples are divided among ranks: :class:`~stoker.order.partition.Elastic` (default: global
             batches, the same in any world), ``RoundRobin``, ``Contiguous``, ``HashBased``, ``RangeBased``, ``Stratified``, or
             one of your own.
         partition_algo: ``"orig"`` or ``"relaxed"``: which partition of mosaicml-streaming 0.13.0, with its orders. Given, it
@@ -133,7 +133,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         world: this process's rank and world. Default: found by :meth:`World.detect <stoker.cluster.world.World.detect>` each
             time iteration starts.
         remainder: what becomes of the last, partial global batch, see :class:`~stoker.order.global_batches.BatchPlan`, and of
-            parts of a partition that do not end together, see :class:`~stoker.order.partition.part_plan.PartPlan`.
+            parts of a partition that do not end together, see :class:`~stoker.order.part_plan.PartPlan`.
         stream_name: class of the only stream, by its name in ``stoker.streams.registry.streams_registry``.
         stream_config: arguments of that class, next to ``remote``, ``local`` and ``split``.
 

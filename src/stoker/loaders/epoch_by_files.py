@@ -9,8 +9,7 @@ from typing import Any
 from stoker.arguments import checked
 from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError
-from stoker.order.protocols import Plan
-from stoker.order.sample_order import DataRank, EpochPosition
+from stoker.order.sample_order import DataRank, EpochPosition, Plan
 from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.state.resume import ResumeState
 from stoker.tokens.batch import LMBatch

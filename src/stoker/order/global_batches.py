@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.order.spans import Spans
+from stoker.order.sample_order import Spans
 from stoker.types import Ids
 
 Remainder = Literal["pad", "drop", "uneven"]
@@ -136,7 +136,7 @@ class BatchPlan:
         return whole
 
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
-        """This rank's batches, several at a time; see :meth:`stoker.order.protocols.Plan.chunks`."""
+        """This rank's batches, several at a time; see :meth:`stoker.order.sample_order.Plan.chunks`."""
         together = max(1, samples // self.batch_size)
         full = self.full_batches
         for first in range(worker + skip * workers, full, together * workers):
@@ -148,7 +148,7 @@ class BatchPlan:
                 yield [tail]
 
     def spans(self) -> Spans:
-        """All positions of the epoch; see :class:`stoker.order.spans.SpannedPlan`."""
+        """All positions of the epoch; see :class:`stoker.order.sample_order.SpannedPlan`."""
         return Spans.one(self.end)
 
     def _tail_part(self) -> tuple[int, int] | None:

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.order.global_batches import BatchPlan, DevicePlan
-from stoker.order.protocols import Order
-from stoker.order.sample_order import Run
+from stoker.order.sample_order import Order, Run, Spans, spans_of
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.order.spans import Spans, spans_of
 from stoker.types import Ids
 
 _NEAR: Final = 1000
@@ -64,7 +62,8 @@ class OrderWithout:
 
     Raises:
         ConfigError: a range of positions is to be left out, and the plan does not count them through global batches, or the
-            epoch has none of them; or it is a plan of one's own that has no :meth:`~stoker.order.spans.SpannedPlan.spans`.
+            epoch has none of them; or it is a plan of one's own that has no
+            :meth:`~stoker.order.sample_order.SpannedPlan.spans`.
     """
 
     def __init__(self, run: Run, table: ShardTable, left_out: Exclusion) -> None:

@@ -4,8 +4,8 @@ Each stream is an endless sequence of samples (:mod:`stoker.order.shuffle.shuffl
 twice before all came once. A mixing (:mod:`stoker.order.mixture.mixing`) maps the positions of an epoch to samples of
 streams, and a plan says which positions a rank takes.
 
-With a static partition (:mod:`stoker.order.partition.partition`) each part of the data has sequences and a mixing of its own:
-:mod:`stoker.order.partition.static_epoch`.
+With a static partition (:mod:`stoker.order.partition`) each part of the data has sequences and a mixing of its own:
+:mod:`stoker.order.static_epoch`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from stoker.integers import mix
 from stoker.lazy import cached_property
 from stoker.order.global_batches import BatchPlan, DevicePlan, check_batch
 from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture, Mixing
-from stoker.order.mixture.reached import Renumbering, RunOrigin, RunProgress
-from stoker.order.mixture.schedule import Schedule
+from stoker.order.mixture.reached import Before, Renumbering, RunOrigin, RunProgress, still_begun
+from stoker.order.mixture.schedule import CountingOrigin, Schedule, Timeline
 from stoker.order.mixture.stream_locator import MixedOrder, StreamLocator
 from stoker.order.mixture.stream_quotas import TAG_MIXING, StreamQuota, make_quotas, stream_shuffle
-from stoker.order.mixture.timeline import CountingOrigin, Timeline
 from stoker.order.mixture.weights import StreamWeight
 from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
 from stoker.order.settings import NativeSettings, StreamSource
@@ -34,8 +33,7 @@ from stoker.order.shuffle.shuffle import SHUFFLES, ShuffleSettings
 from stoker.types import Ids
 
 if TYPE_CHECKING:
-    from stoker.order.mixture.appended import Before
-    from stoker.order.partition.static_epoch import StaticEpochs
+    from stoker.order.static_epoch import StaticEpochs
 
 _TAG_SECTIONS: Final = 4
 
@@ -160,8 +158,6 @@ class NativeOrder:
         found = {}
         for source in self.sources:
             if entries := origin.appended.get(source.name):
-                from stoker.order.mixture.appended import Before, still_begun
-
                 before = [Before.read(one, source.table.starts) for one in entries]
                 found[source.name] = still_begun(before, source.selection.sizes, origin.reached(source.name))
                 if found[source.name] and self.settings.partition.static:
@@ -176,8 +172,6 @@ class NativeOrder:
         entries = self.origin.appended.get(quota.source.name, ())
         if not entries:
             return quota
-        from stoker.order.mixture.appended import Before
-
         return replace(quota, before=tuple(Before.read(one, quota.source.table.starts) for one in entries))
 
     def first_shards(self, name: str, samples: int) -> Sequence[Mapping[str, Any]]:
@@ -433,7 +427,7 @@ class NativeOrder:
 
     @cached_property
     def _static_epochs(self) -> StaticEpochs:
-        from stoker.order.partition.static_epoch import StaticEpochs
+        from stoker.order.static_epoch import StaticEpochs
 
         return StaticEpochs(self._quotas, self.settings, self._shard_offsets(), self.origin, self._batching)
 

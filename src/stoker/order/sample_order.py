@@ -6,13 +6,179 @@ An order of one's own is any object with the three members of :class:`SampleOrde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
+
+import numpy as np
 
 from stoker.errors import ConfigError, StateError
 from stoker.integers import is_count
-from stoker.order.protocols import Order, Plan
+from stoker.types import Ids
+
+
+class Order(Protocol):
+    """Locates the samples of an epoch."""
+
+    def locate(self, positions: Ids, /) -> tuple[Ids, Ids]:
+        """Shard number and row in the shard of each position that a plan names; two int64 arrays of the same shape."""
+        ...
+
+
+class Plan(Protocol):
+    """The batches of one rank from a position to the epoch's end. All but the last have ``batch_size`` samples."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a full batch of this rank."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """This rank, in ``[0, world_size)``."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that read different samples."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """Position after the last batch."""
+        ...
+
+    @property
+    def full_batches(self) -> int:
+        """Number of this rank's batches that have ``batch_size`` samples."""
+        ...
+
+    @property
+    def full_steps(self) -> int:
+        """Batches of this rank with partial ones left out: the same number for every rank, if all take equally many steps."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """A rank that takes the most batches."""
+        ...
+
+    @property
+    def samples(self) -> int:
+        """Number of samples that this rank takes."""
+        ...
+
+    @property
+    def padding(self) -> int:
+        """Samples over all ranks that are repeated so that all ranks take the same number of steps."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of batches that this rank takes."""
+        ...
+
+    def position_after(self, batches: int) -> int:
+        """The position that a resume starts from after ``batches`` batches of every rank."""
+        ...
+
+    def position_at(self, samples: int) -> int:
+        """The position that a resume starts from after ``samples`` of all ranks together, repeated ones counted.
+
+        Raises:
+            ConfigError: some of them are repeated, and this is no whole number of steps.
+        """
+        ...
+
+    def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
+        """This rank's batches, or those of one of its loader workers, several at a time.
+
+        Worker w of W takes batches ``w, w + W, ...``, which is the order in which torch's DataLoader asks its workers.
+
+        Args:
+            samples: about how many samples to put together.
+            worker: number of the loader worker, in ``[0, workers)``.
+            workers: number of loader workers.
+            skip: batches of this worker to leave out at the beginning.
+
+        Yields:
+            Lists of int64 arrays of positions, an array a batch, which the epoch's :class:`Order` locates.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Ranges that have every position of an epoch, and none that the epoch's order can not locate.
+
+    They follow from the epoch alone: not from the rank, the world or where a run resumed. So what is found in them is the
+    same in each run.
+
+    Attributes:
+        begins, ends: int64, shape ``(spans,)``, rising and apart.
+        alone: whether a sample may only be replaced by one of its own span.
+    """
+
+    begins: Ids
+    ends: Ids
+    alone: bool = False
+
+    @classmethod
+    def one(cls, end: int) -> Spans:
+        """All positions below ``end``."""
+        return cls(np.zeros(1, np.int64), np.array([end], np.int64))
+
+    def bounds_of(self, positions: Ids) -> tuple[Ids, Ids]:
+        """Begin and end of the span that each position is in; int64 of the same shape."""
+        numbers = np.searchsorted(self.begins, positions, side="right") - 1
+        return self.begins[numbers], self.ends[numbers]
+
+    def span(self, position: int) -> range:
+        """The span that a position is in."""
+        return self._span(self._number(position))
+
+    def others(self, position: int) -> Iterator[range]:
+        """The spans from which a sample may come where that of a position has none: those after it, and then the first."""
+        if not self.alone:
+            count, own = len(self.begins), self._number(position)
+            for step in range(1, count):
+                yield self._span((own + step) % count)
+
+    def _number(self, position: int) -> int:
+        return int(np.searchsorted(self.begins, position, side="right")) - 1
+
+    def _span(self, number: int) -> range:
+        return range(int(self.begins[number]), int(self.ends[number]))
+
+
+class SpannedPlan(Protocol):
+    """A :class:`~stoker.order.sample_order.Plan` that knows the spans of its epoch."""
+
+    def spans(self) -> Spans:
+        """The spans of the whole epoch, the same for every rank and wherever the plan begins."""
+        ...
+
+
+def check_spanned(plan: Plan, setting: str) -> None:
+    """See that a plan knows the spans of its epoch; args and errors are those of :func:`spans_of`."""
+    if not callable(getattr(plan, "spans", None)):  # as isinstance() of a protocol, which takes ten times as long
+        raise ConfigError(
+            f"{setting} takes other samples of the epoch, and {type(plan).__name__} does not say where they are: give the "
+            "plan a method spans(), as stoker.order.sample_order.SpannedPlan has it, or leave samples out"
+        )
+
+
+def spans_of(plan: Plan, setting: str) -> Spans:
+    """The spans of a plan's epoch.
+
+    Args:
+        plan: of any rank.
+        setting: what asks for other samples, for the message.
+
+    Raises:
+        ConfigError: the plan is one's own, and does not know them.
+    """
+    check_spanned(plan, setting)
+    return cast(SpannedPlan, plan).spans()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from stoker.order.global_batches import Remainder
 from stoker.order.mixture.mixing import WINDOW
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.weights import BATCHING_METHODS, SAMPLING_METHODS, StreamWeight
-from stoker.order.partition.partition import Elastic, Partition
-from stoker.order.selection.selection import Everything, Selection
+from stoker.order.partition import Elastic, Partition
+from stoker.order.selection import Everything, Selection
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES
 

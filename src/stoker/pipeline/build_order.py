@@ -10,7 +10,7 @@ from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.order.mixture.weights import Mixture
 from stoker.order.native import NativeOrder
-from stoker.order.partition.partition import Elastic
+from stoker.order.partition import Elastic
 from stoker.order.sample_order import SampleOrder
 from stoker.order.settings import NativeSettings, OrderChoices
 from stoker.order.shuffle.shuffle import SHUFFLES

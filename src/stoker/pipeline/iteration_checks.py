@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from stoker.cluster.outer_division import REMEDY, OuterDivision, skipped_batches
 from stoker.errors import ConfigError
 from stoker.order.global_batches import BatchPlan, DevicePlan
-from stoker.order.protocols import Plan
-from stoker.order.sample_order import EpochPosition, Run, SampleOrder
+from stoker.order.sample_order import EpochPosition, Plan, Run, SampleOrder
 from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override

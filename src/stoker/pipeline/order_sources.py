@@ -11,8 +11,8 @@ import numpy as np
 from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
-from stoker.order.partition.partition import Partition
-from stoker.order.selection.selection import Everything, Selection, Split
+from stoker.order.partition import Partition
+from stoker.order.selection import Everything, Selection, Split
 from stoker.order.settings import StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.streams.streams import Streams
@@ -85,7 +85,7 @@ def make_sources(
 def _labels(location: DatasetLocation, partition: Partition, options: ReadOptions) -> Any:
     if partition.column is None:
         return None
-    from stoker.order.partition.strategies import Stratified
+    from stoker.order.partition_strategies import Stratified
     from stoker.streams.labels import column_labels
 
     kind: LabelKind = "classes" if isinstance(partition, Stratified) else "hashes"
@@ -94,7 +94,7 @@ def _labels(location: DatasetLocation, partition: Partition, options: ReadOption
 
 def nulls_of(partition: Partition) -> Nulls:
     """The partition's treatment of samples without a value; for a partition of the user's own they are an error."""
-    from stoker.order.partition.strategies import HashBased, Stratified
+    from stoker.order.partition_strategies import HashBased, Stratified
 
     return partition.nulls if isinstance(partition, HashBased | Stratified) else "error"
 
@@ -126,7 +126,7 @@ def _selection(
     skipped = [subset.ids for subset in subsets if isinstance(subset, SkipIds)]
     if not kept and not skipped:
         return base
-    from stoker.order.selection.number_sets import Listed, Without
+    from stoker.order.number_sets import Listed, Without
 
     if not kept:
         return Without(base, skipped[0] if len(skipped) == 1 else np.unique(np.concatenate(skipped)))

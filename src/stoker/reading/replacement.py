@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from stoker.errors import DecodeError, TransformError
 from stoker.order.left_out import candidates
-from stoker.order.spans import Spans
+from stoker.order.sample_order import Spans
 from stoker.reading.bad_samples import is_of_sample
 
 _REMEMBERED: Final = 1 << 16
@@ -19,7 +19,7 @@ class Replacements:
     What is found depends on the epoch alone: it is the same in any world and after any resume.
 
     Args:
-        spans: where the epoch's samples are, see :class:`~stoker.order.spans.Spans`.
+        spans: where the epoch's samples are, see :class:`~stoker.order.sample_order.Spans`.
         strict: whether an error of a sample that is tried is raised.
 
     Attributes:

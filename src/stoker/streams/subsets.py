@@ -1,6 +1,6 @@
 """Subsets of a stream: a part of a hash split, listed ids, all but those, or the samples that fulfil a condition.
 
-These are plain values. :mod:`stoker.order.selection.selection` computes the samples that they choose.
+These are plain values. :mod:`stoker.order.selection` computes the samples that they choose.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class OrderTests:
         shuffled: whether epochs differ.
         complete: whether an epoch delivers all of its samples in every world. Not so with ``remainder="drop"``.
         distinct: whether the samples of an epoch are all different, but for those that :attr:`Plan.padding
-            <stoker.order.protocols.Plan.padding>` counts. Not so where weights repeat samples.
+            <stoker.order.sample_order.Plan.padding>` counts. Not so where weights repeat samples.
         same_global_batches: whether worlds with equally large global batches have the same ones.
         equal_steps: whether all ranks take the same number of steps.
         any_world: whether an epoch can be finished by a world of another size.

@@ -25,7 +25,7 @@ from stoker import (
     World,
 )
 from stoker.errors import ConfigError, StateError
-from stoker.order.partition.partition import Partition
+from stoker.order.partition import Partition
 from stoker.partitions import Elastic, HashBased, RangeBased, RoundRobin
 from support import PARTITIONS, write_columns
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.order.mixture.mixing import EpochMixture, Mixing
-from stoker.order.mixture.schedule import Schedule
-from stoker.order.mixture.timeline import CountingOrigin, EpochPhase, Timeline
+from stoker.order.mixture.schedule import CountingOrigin, EpochPhase, Schedule, Timeline
 
 NAMES = ["web", "books", "code"]
 WEIGHT = st.sampled_from([0, 0.1, 0.3, 1, 2.5])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stoker.order.global_batches import BatchPlan
 from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture, Mixing
 from stoker.order.mixture.stream_locator import MixedOrder, NumberedStream, StreamLocator
-from stoker.order.selection.selection import Everything, Sampled
+from stoker.order.selection import Everything, Sampled
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES, ShuffledStream, ShuffleSettings
 from stoker.types import Ids

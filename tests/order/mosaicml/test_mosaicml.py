@@ -37,7 +37,7 @@ from stoker.order.mosaicml import (
     shuffle_ids,
 )
 from stoker.order.mosaicml.partition import MosaicmlPartition
-from stoker.order.mosaicml.sampling import choose_units, sample_counts
+from stoker.order.mosaicml.shuffles import choose_units, sample_counts
 from stoker.order.sample_order import Run
 from stoker.types import Array
 from support import write_samples

@@ -33,7 +33,7 @@ from peer import PYTHON, Peer, needs_peer
 from stoker.errors import ConfigError
 from stoker.order.mosaicml import shuffle_ids
 from stoker.order.mosaicml.partition import MosaicmlPartition
-from stoker.order.mosaicml.sampling import sample_counts
+from stoker.order.mosaicml.shuffles import sample_counts
 
 pytestmark = needs_peer
 

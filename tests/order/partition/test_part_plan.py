@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
-from stoker.order.partition.part_plan import DealtPlan, PartPlan, plan_parts
-from stoker.order.partition.part_positions import PART_BITS, Rounds
+from stoker.order.part_plan import PART_BITS, DealtPlan, PartPlan, Rounds, plan_parts
 from support import batches_of_workers
 
 sizes_of_parts = st.lists(st.integers(0, 30), min_size=1, max_size=9)

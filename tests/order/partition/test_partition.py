@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, StateError
 from stoker.order import ShardTable
-from stoker.order.partition.partition import (
+from stoker.order.number_sets import Listed
+from stoker.order.partition import (
     Contiguous,
     Elastic,
     HashBased,
@@ -26,9 +27,8 @@ from stoker.order.partition.partition import (
     Stratified,
     partition_from_dict,
 )
-from stoker.order.partition.strategies import class_counts, hashed_owners
-from stoker.order.selection.number_sets import Listed
-from stoker.order.selection.selection import Everything, Selection, Split, dense_starts
+from stoker.order.partition_strategies import class_counts, hashed_owners
+from stoker.order.selection import Everything, Selection, Split, dense_starts
 from stoker.types import Ids
 
 
@@ -89,7 +89,7 @@ def test_parts_are_disjoint_and_complete_and_as_large_as_was_said(
     partition = data.draw(strategies(total, world))
     labels = np.random.default_rng(total).integers(0, 5 * world, table.total).astype(np.uint64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stoker.order.partition.strategies._CHUNK", chunk)
+        patch.setattr("stoker.order.partition_strategies._CHUNK", chunk)
         try:
             sizes = partition.sizes(table, whole, world, labels)
         except ConfigError as error:
@@ -206,7 +206,7 @@ def test_each_rank_has_its_share_of_each_class(
     names = np.array(data.draw(st.lists(st.integers(-99, 99), min_size=classes, max_size=classes, unique=True)))
     labels = names[np.random.default_rng(classes).integers(0, classes, table.total)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stoker.order.partition.strategies._CHUNK", chunk)
+        patch.setattr("stoker.order.partition_strategies._CHUNK", chunk)
         parts = [
             labels[ids_of(table, Stratified("class").part(table, whole, rank, world, labels))] for rank in range(world)
         ]
@@ -326,8 +326,8 @@ def test_a_stored_strategy_that_is_not_known_is_refused(stored: dict[str, Any], 
 DIGEST = """
 import hashlib, numpy as np
 from stoker.order import ShardTable
-from stoker.order.partition.partition import *
-from stoker.order.selection.selection import Everything, Sampled, Split
+from stoker.order.partition import *
+from stoker.order.selection import Everything, Sampled, Split
 table = ShardTable(np.array([100, 7, 0, 300]))
 labels = np.arange(table.total) % 97
 digest = hashlib.sha256()

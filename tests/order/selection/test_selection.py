@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.order import ShardTable
-from stoker.order.selection.number_sets import Listed, Numbered, Residues, Span, Without
-from stoker.order.selection.selection import Everything, Sampled, Selection, Split, below_fraction, dense_starts
+from stoker.order.number_sets import Listed, Numbered, Residues, Span, Without
+from stoker.order.selection import Everything, Sampled, Selection, Split, below_fraction, dense_starts
 from stoker.types import Ids
 
 
@@ -191,7 +191,7 @@ def test_a_sorted_list_in_a_file_is_used_in_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [99, 100, 101, 250])
 def test_a_flaw_is_found_wherever_the_list_is_cut_into_chunks(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.order.selection.number_sets._CHUNK", 100)
+    monkeypatch.setattr("stoker.order.number_sets._CHUNK", 100)
     ids = np.arange(300)
     ids[at + 1 :] -= 1
     with pytest.raises(ConfigError, match=f"sample id {at} is listed more than once"):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from stoker.errors import ConfigError
 from stoker.order import ShardTable
 from stoker.order.shuffle import shuffle as shuffle_module
-from stoker.order.shuffle.blocks import _next_borders, cut_blocks
-from stoker.order.shuffle.interval_lookup import IntervalLookup
+from stoker.order.shuffle.passes import _next_borders, cut_blocks
+from stoker.order.shuffle.shard_table import IntervalLookup
 from stoker.order.shuffle.shuffle import SHUFFLES, ShuffledStream, ShuffleSettings
 from stoker.types import Ids
 

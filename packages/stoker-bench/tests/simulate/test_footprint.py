@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from stoker.cli.order.runs import RunArgs
+from stoker.cli.order import RunArgs
 from stoker.errors import ConfigError
 from stoker_bench.cli.simulate import predict_footprint
 from stoker_bench.simulate import footprint

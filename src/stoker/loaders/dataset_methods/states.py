@@ -12,8 +12,7 @@ from stoker.cluster import World
 from stoker.errors import ConfigError, StateError
 from stoker.loaders.dataset_methods.opened import BatchSize, DatasetBase
 from stoker.loaders.trainers.consumers import ended_by_composer, nothing_left_for_composer
-from stoker.order.protocols import Plan
-from stoker.order.sample_order import EpochPosition
+from stoker.order.sample_order import EpochPosition, Plan
 from stoker.types import Ids
 
 logger = logging.getLogger(__name__)

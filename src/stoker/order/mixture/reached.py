@@ -3,6 +3,10 @@
 A stream is an endless sequence of numbered samples. Inside windows, and on several canonical nodes, a mixing does not take
 them in rising order: the samples that a run has had of a stream are all below some number, but for a few that it has passed
 over. What is left of the stream is those, and then all from that number on.
+
+If files were appended to a stream, the run had begun a pass over the samples that were there. What is left of it and the
+appended samples come next, each once and mixed with each other; then come passes over all samples. So no sample comes twice
+before all came once.
 """
 
 from __future__ import annotations
@@ -10,14 +14,16 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 import numpy as np
 
 from stoker.errors import StateError
 from stoker.integers import is_count
-from stoker.order.mixture.mixing import NUMBER_BITS
+from stoker.order.mixture.mixing import NUMBER_BITS, Mixing
+from stoker.order.mixture.stream_locator import NumberedStream
+from stoker.order.shuffle.shuffle import ShardRows
 from stoker.types import Ids
 
 _NONE: Final[Ids] = np.zeros(0, dtype=np.int64)
@@ -101,7 +107,7 @@ class RunOrigin:
         position: in the epoch.
         passed: stream name to what :meth:`Reached.as_dict` has told of it.
         appended: stream name to what it was before files were appended, each time, as
-            :class:`~stoker.order.mixture.appended.Before` tells it.
+            :class:`~stoker.order.mixture.reached.Before` tells it.
         rest: samples of each stream that are left of the epoch. Empty: its shares of them.
     """
 
@@ -195,3 +201,199 @@ class Renumbering:
         of = streams[here]
         found[here] = of << NUMBER_BITS | self._passed[self._starts[of] + inside[here]]
         return found
+
+
+_NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Before:
+    """A stream before files were appended to it, and the progress of the run in it by then.
+
+    Attributes:
+        samples: how many its shards had.
+        shards: how many shards it had, which are its first ones now.
+        fingerprint: its fingerprint then, which its order depends on.
+        reached: the progress of the run in it.
+        begun: the number at which whole passes over these samples begin.
+        block_size: which its order depends on; ``None`` where it does not.
+        twin: see :func:`~stoker.order.mixture.stream_quotas.twin_numbers`.
+        inside: whether the run was inside of an epoch that had had some of it: then appended samples come before the next
+            pass, also where none are left of the one before.
+    """
+
+    samples: int
+    shards: int
+    fingerprint: str
+    reached: Reached
+    begun: int = 0
+    block_size: int | None = None
+    twin: int = 0
+    inside: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entry of a state, JSON-serialisable."""
+        told = {"samples": self.samples, "fingerprint": self.fingerprint, "consumed": self.reached.count}
+        more = {"begun": self.begun, "block_size": self.block_size, "twin": self.twin, "inside": self.inside}
+        return told | self.reached.as_dict() | {name: value for name, value in more.items() if value}
+
+    @classmethod
+    def read(cls, value: Any, starts: Ids) -> Before:
+        """Read what :meth:`as_dict` has told.
+
+        Args:
+            value: that.
+            starts: the stream's first sample in each of its shards, and their number at the end.
+
+        Raises:
+            StateError: it is damaged.
+        """
+        try:
+            numbers = [value[name] for name in ("samples", "consumed")]
+            begun, twin, block_size = value.get("begun", 0), value.get("twin", 0), value.get("block_size")
+            inside = value.get("inside", False)
+            counts = [*numbers, begun, twin, 1 if block_size is None else block_size]
+            if not all(type(one) is int and 0 <= one < 1 << NUMBER_BITS for one in counts) or block_size == 0:
+                raise ValueError(f"{counts} are no counts")
+            if type(inside) is not bool:
+                raise TypeError(f"inside is {inside!r}")
+            shards = int(np.searchsorted(starts, numbers[0]))
+            if int(starts[-1]) <= numbers[0] or int(starts[shards]) != numbers[0]:
+                raise ValueError(f"its first shards do not have {numbers[0]} samples")
+            reached = Reached.read(numbers[1], value.get("passed"))
+            return cls(numbers[0], shards, str(value["fingerprint"]), reached, begun, block_size, twin, inside)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise StateError(
+                f"what this state says of a stream to which files were appended is damaged: {error!r}"
+            ) from None
+
+    @property
+    def first(self) -> int:
+        """The first number that the run had not had."""
+        return first_left(self.reached)
+
+    def left(self, total: int) -> int:
+        """Samples that are left of the pass that was begun.
+
+        Args:
+            total: samples of a pass.
+        """
+        end = self.reached.count + len(self.reached.passed)
+        passes = -(-(end - self.begun) // total) if total else 0
+        return self.begun + max(0, passes) * total - self.reached.count if total else 0
+
+    def next_begun(self, total: int, more: int) -> int:
+        """The number at which whole passes begin over these samples and ``more``."""
+        return self.reached.count + self.left(total) + more
+
+
+def first_left(reached: Reached) -> int:
+    """The first number that a run has not had."""
+    return int(reached.passed[0]) if reached.passed.size else reached.count
+
+
+def still_begun(before: Sequence[Before], sizes: Ids, reached: Reached) -> tuple[Before, ...]:
+    """Earlier forms of a stream that its order still depends on: none, where no pass of it is begun.
+
+    Args:
+        before: what it was, the earliest first.
+        sizes: samples in its shards now, as far as they belong to it.
+        reached: the progress of the run in it.
+
+    Raises:
+        StateError: it never was so.
+    """
+    known: list[Before] = []
+    totals = [int(sizes[: one.shards].sum()) for one in before]
+    for number, one in enumerate(before):
+        if known:
+            more = totals[number] - totals[number - 1]
+            one = replace(one, begun=known[-1].next_begun(totals[number - 1], more))  # noqa: PLW2901
+            if one.first >= one.begun:
+                known = []
+        known.append(one)
+    firsts = [*(one.first for one in before), first_left(reached)]
+    begins = [before[0].begun, *(one.reached.count for one in before)]
+    if any(first < begin for first, begin in zip(firsts, begins, strict=True)):
+        raise StateError("what this state says of a stream to which files were appended is damaged: its counts fall")
+    return tuple(known) if known and (known[-1].inside or known[-1].left(totals[-1])) else ()
+
+
+class AppendedStream:
+    """The samples of a stream from where files were appended to it.
+
+    Args:
+        before: the samples that it had.
+        begun: the number, as the run counts them, of their first one.
+        told: what it was then.
+        left: see :meth:`Before.left`.
+        added: the appended samples.
+        count: how many they are.
+        whole: all of its samples.
+        nodes, window, key: see :class:`~stoker.order.mixture.mixing.Mixing`. Without a window the appended samples come
+            last.
+    """
+
+    def __init__(
+        self,
+        before: NumberedStream,
+        begun: int,
+        told: Before,
+        left: int,
+        added: NumberedStream,
+        count: int,
+        whole: NumberedStream,
+        *,
+        nodes: int,
+        window: int,
+        key: int,
+    ) -> None:
+        self._before, self._before_begun, self._reached = before, begun, told.reached
+        self._added, self._whole = added, whole
+        self._first, self._left, self._begun = told.reached.count, left, told.reached.count + left + count
+        self._mixing = None
+        if window:
+            self._mixing = Mixing([left, count], [self._first, 0], nodes=nodes, window=window, key=key)
+
+    def locate(self, numbers: Ids) -> tuple[Ids, Ids]:
+        """See :class:`~stoker.order.mixture.stream_locator.NumberedStream`; none is asked for that came before."""
+        codes = np.empty_like(numbers)
+        later = numbers >= self._begun
+        index = numbers[~later] - self._first
+        if self._mixing is not None:
+            codes[~later] = self._mixing.codes(index)
+        else:
+            codes[~later] = np.where(index < self._left, index + self._first, (1 << NUMBER_BITS) | (index - self._left))
+        codes[later] = (2 << NUMBER_BITS) | (numbers[later] - self._begun)
+        shards, rows = np.empty_like(numbers), np.empty_like(numbers)
+        for stream, of in enumerate((self._before, self._added, self._whole)):
+            here = np.flatnonzero(codes >> NUMBER_BITS == stream)
+            if here.size:
+                inside = codes[here] & _NUMBER_MASK
+                shards[here], rows[here] = of.locate(
+                    inside if stream else self._reached.numbers(inside) - self._before_begun
+                )
+        return shards, rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectedShards:
+    """The samples of a selection in some shards that follow each other; see :class:`~stoker.order.shuffle.shuffle.ShardRows`.
+
+    Attributes:
+        sizes: samples in each shard, 0 in all others.
+    """
+
+    sizes: Ids
+    _selection: ShardRows
+
+    @classmethod
+    def of(cls, selection: ShardRows, first: int, end: int) -> SelectedShards:
+        """Those in the shards ``[first, end)``."""
+        sizes = np.zeros_like(selection.sizes)
+        sizes[first:end] = selection.sizes[first:end]
+        return cls(sizes, selection)
+
+    def rows(self, shards: Ids, numbers: Ids) -> Ids:
+        """Row of the ``numbers[i]``-th of them in shard ``shards[i]``."""
+        return self._selection.rows(shards, numbers)

@@ -22,8 +22,8 @@ import numpy as np
 from stoker.integers import mix, mix_array
 from stoker.order.global_batches import BatchPlan
 from stoker.order.mixture.mixing import NUMBER_BITS
+from stoker.order.sample_order import Spans
 from stoker.order.shuffle.bijection import permute
-from stoker.order.spans import Spans
 from stoker.types import Ids
 
 _TAG_SECTIONS: Final = 1
@@ -83,7 +83,7 @@ class StratifiedPlan(BatchPlan):
         return codes
 
     def spans(self) -> Spans:
-        """The samples that the epoch has of each stream, as codes; see :class:`stoker.order.spans.SpannedPlan`."""
+        """The samples that the epoch has of each stream, as codes; see :class:`stoker.order.sample_order.SpannedPlan`."""
         low, high = self.strata.reached(np.array([0, self.end], dtype=np.int64))
         streams: Ids = np.arange(low.size, dtype=np.int64) << NUMBER_BITS
         return Spans(streams | low, streams | high)

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from stoker.errors import ConfigError
 from stoker.integers import mix
 from stoker.lazy import cached_property
+from stoker.order.mixture.reached import AppendedStream, Before, SelectedShards
 from stoker.order.mixture.stream_locator import NumberedStream
 from stoker.order.mixture.weights import Mixture
-from stoker.order.selection.selection import Everything, Sampled, Selection
+from stoker.order.selection import Everything, Sampled, Selection
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShardRows, ShuffledStream, ShuffleSettings
-
-if TYPE_CHECKING:
-    from stoker.order.mixture.appended import Before
 
 _TAG_STREAMS: Final = 1
 _TAG_SAMPLED: Final = 2
@@ -62,8 +60,6 @@ class StreamQuota:
         """Its samples, shuffled for so many canonical nodes."""
         if not self.before:
             return self._shuffled(self.selection, self.key, settings, nodes)
-        from stoker.order.mixture.appended import AppendedStream, SelectedShards
-
         ends = [*(one.shards for one in self.before), len(self.source.table)]
         keys = [*(stream_key(settings.seed, one.fingerprint, one.twin) for one in self.before), self.key]
         block_sizes = [*(one.block_size for one in self.before), None]

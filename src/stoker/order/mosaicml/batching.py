@@ -1,7 +1,8 @@
 """The four batching methods of mosaicml-streaming 0.13.0: which sample of which stream each position of each batch has.
 
 A :class:`EpochLayout` knows the *sequences* (one for all streams together, or one a stream; each a partition of its own) and
-says for any rank and global batch which entry of which sequence is where. What an entry's sample id is, :mod:`.work` says.
+says for any rank and global batch which entry of which sequence is where. What an entry's sample id is, :mod:`.sample_order`
+says.
 
 random
     One sequence of all streams together, dealt out as :mod:`.partition` describes.

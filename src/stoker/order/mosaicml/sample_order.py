@@ -2,20 +2,262 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from stoker.errors import ConfigError
 from stoker.order.mixture.weights import Mixture
-from stoker.order.mosaicml.plan import MosaicmlPlan
+from stoker.order.mosaicml.batching import Dealing, EpochLayout, make_layout
 from stoker.order.mosaicml.settings import (
     MosaicmlSettings,
     MosaicmlState,
     MosaicmlWorld,
     read_mosaicml_state,
 )
-from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
+from stoker.order.mosaicml.shuffles import choose_units, shuffle_ids
+from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run, Spans
+from stoker.types import Ids
+
+
+@dataclass(frozen=True, slots=True)
+class MosaicmlPlan:
+    """The batches of one rank from a position to the epoch's end.
+
+    Without shuffling and sampling, it costs what is asked for and nothing more. With them, the epoch's order is built once by
+    each process that reads it (see :mod:`.shuffles` for what that takes); from then on the process keeps 8 bytes for each
+    sample that it will deliver itself.
+
+    It stands in for :class:`~stoker.order.global_batches.BatchPlan`, but that its :meth:`chunks` are sample ids, not
+    positions: to locate them is :meth:`ShardTable.locate <stoker.order.shuffle.shard_table.ShardTable.locate>` of
+    ``mixture.table()``.
+
+    Attributes:
+        mixture: the streams.
+        settings: what the order depends on; those of a resumed run have been through
+            :meth:`~stoker.order.mosaicml.settings.MosaicmlSettings.resumed`.
+        world: this rank; with replication, as :meth:`~stoker.order.mosaicml.settings.MosaicmlWorld.replicate` gives it.
+        epoch: number of the epoch.
+        start: the ``sample_in_epoch`` at which it begins. Where it is not a multiple of the global batch, reading resumes
+            where the reference would, at ``first``, which may be a little earlier.
+
+    Raises:
+        ConfigError: settings for which the reference has no order either.
+    """
+
+    mixture: Mixture
+    settings: MosaicmlSettings
+    world: MosaicmlWorld = field(default_factory=MosaicmlWorld)
+    epoch: int = 0
+    start: int = 0
+    _layout: EpochLayout = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.epoch < 0 or self.start < 0:
+            raise ConfigError(f"epoch and position must not be negative, got {self.epoch} and {self.start}")
+        settings = self.settings
+        dealing = Dealing(
+            partition_algo=settings.partition_algo,
+            num_canonical_nodes=settings.num_canonical_nodes,
+            num_nodes=self.world.num_nodes,
+            ranks_per_node=self.world.ranks_per_node,
+            batch_size=settings.batch_size,
+            first=self.start,
+            initial_physical_nodes=settings.initial_physical_nodes,
+            draw_seed=settings.epoch_seed(self.epoch),
+        )
+        object.__setattr__(self, "_layout", make_layout(settings.batching_method, self.mixture, dealing))
+
+    # -- sizes -----------------------------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a full batch of this rank."""
+        return self.settings.batch_size
+
+    @property
+    def rank(self) -> int:
+        """This rank, in ``[0, world_size)``. Ranks that read the same samples count as one."""
+        return self.world.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks. Ranks that read the same samples count as one."""
+        return self.world.num_ranks
+
+    @property
+    def num_canonical_nodes(self) -> int:
+        """Parts that samples are cut into."""
+        return self.settings.num_canonical_nodes
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples in a full global batch."""
+        return self.batch_size * self.world_size
+
+    @property
+    def samples(self) -> int:
+        """Number of samples that this rank reads."""
+        return self._layout.count(self.rank) + self._lacking(self.rank)
+
+    @property
+    def full_batches(self) -> int:
+        """Number of this rank's batches that have ``batch_size`` samples."""
+        return self.samples // self.batch_size
+
+    @property
+    def full_steps(self) -> int:
+        """Batches of this rank where partial ones are left out: as many of every rank."""
+        return self._layout.count(self.world_size - 1) // self.batch_size
+
+    @property
+    def longest(self) -> int:
+        """A rank that takes as many batches as any."""
+        return 0
+
+    @property
+    def tail(self) -> int:
+        """Samples in this rank's last batch if that is not full, else 0."""
+        return self.samples % self.batch_size
+
+    @property
+    def padding(self) -> int:
+        """Samples of all ranks that come a second time, so that all ranks take the same number of steps."""
+        again = max(0, self.start - self.first)
+        return again + self._layout.padding + sum(map(self._lacking, range(self.world_size)))
+
+    @property
+    def first(self) -> int:
+        """The position at which reading really begins: ``start``, rounded down to what the reference can resume from."""
+        return self._layout.first
+
+    @property
+    def end(self) -> int:
+        """Position after the last batch: the epoch's size, more if samples were repeated, less if some were left out."""
+        return self.first + self._layout.count(0) * self.world_size
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes that two worlds must have in common for one to finish the other's epoch, each sample once."""
+        return self._layout.shape
+
+    def __len__(self) -> int:
+        """Number of batches that this rank takes: as many as every other, where the reference gives some ranks one more."""
+        return self._own_batches(self.rank) + self._lacking(self.rank)
+
+    def _own_batches(self, rank: int) -> int:
+        """Number of batches that a rank takes in the reference."""
+        return -(-self._layout.count(rank) // self.batch_size)
+
+    def _lacking(self, rank: int) -> int:
+        """Batches that a rank takes fewer in the reference than rank 0, which takes most: 0 or 1.
+
+        The reference lets ranks end apart where their batches were cut anew, and with ``device_per_stream``. Here such a
+        rank repeats one sample, the first of rank 0's batch, so that no rank waits for it in vain.
+        """
+        return self._own_batches(0) - self._own_batches(rank)
+
+    def position_after(self, batches: int) -> int:
+        """The position that a resume starts from after ``batches`` batches of every rank.
+
+        It counts from where reading really began, so that nothing is left out; the reference's counts from ``start``.
+        """
+        return self.first + min(batches * self.batch_size, self._layout.count(0)) * self.world_size
+
+    def position_at(self, samples: int) -> int:
+        """The position that a resume starts from after ``samples`` of all ranks together, repeated ones counted."""
+        if samples >= sum(map(self._layout.count, range(self.world_size))):
+            return self.end
+        return self.first + samples
+
+    # -- samples ---------------------------------------------------------------------------------------------------
+
+    def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
+        """This rank's batches as sample ids, several at a time; see :meth:`stoker.order.sample_order.Plan.chunks`.
+
+        Which samples a batch has does not depend on ``workers``.
+        """
+        batches = range(worker + skip * workers, len(self), workers)
+        if not batches:
+            return
+        together = max(1, samples // self.batch_size)
+        if self._closed_form:
+            parts = (self._padded_ids(_numbers(batches[k : k + together])) for k in range(0, len(batches), together))
+        else:
+            # The whole epoch's order is built for these ids and let go; only the ids stay.
+            ids = self._padded_ids(_numbers(batches))
+            parts = (ids[k : k + together] for k in range(0, len(batches), together))
+        for part in parts:
+            # There may be -1 in the last batch only.
+            whole = len(part) if part[-1].min() >= 0 else len(part) - 1
+            yield [*part[:whole], *(row[row >= 0] for row in part[whole:])]
+
+    def spans(self) -> Spans:
+        """The ids of each stream that the epoch has samples of; see :class:`stoker.order.sample_order.SpannedPlan`."""
+        sizes: Ids = np.array([counts.sum() for counts in self.mixture.shard_sizes], dtype=np.int64)
+        ends = np.cumsum(sizes)
+        used = np.array(self.mixture.choose) > 0
+        return Spans((ends - sizes)[used], ends[used])
+
+    def _padded_ids(self, batches: Ids) -> Ids:
+        """Sample ids of some of this rank's batches, with the one that it lacks."""
+        sequences, entries = self._layout.entries(self.rank, batches)
+        if self._lacking(self.rank) and batches[-1] == len(self) - 1:
+            first_sequences, first = self._layout.entries(0, batches[-1:])
+            sequences = np.broadcast_to(sequences, entries.shape).copy()
+            sequences[-1, 0] = np.broadcast_to(first_sequences, first.shape)[0, 0]
+            entries[-1, 0] = first[0, 0]
+        return self._to_ids(sequences, entries)
+
+    @property
+    def _closed_form(self) -> bool:
+        return not self.settings.shuffle and all(map(self.mixture.whole, range(len(self.mixture.choose))))
+
+    def _to_ids(self, sequences: Ids, entries: Ids) -> Ids:
+        """Sample ids of entries of sequences, sequence after sequence: only one sequence's order is in memory at a time."""
+        ids = np.full(entries.shape, -1, dtype=np.int64)
+        streams = range(len(self.mixture.choose))
+        for sequence, its_streams in enumerate([tuple(streams)] if self._layout.joint else [(s,) for s in streams]):
+            here = np.broadcast_to(sequences == sequence, entries.shape) & (entries >= 0)
+            ids[here] = self._sequence_ids(its_streams, entries[here])
+        return ids
+
+    def _sequence_ids(self, streams: tuple[int, ...], entries: Ids) -> Ids:
+        settings = self.settings
+        units = choose_units(
+            self.mixture,
+            streams,
+            sampling_seed=settings.sampling_seed(self.epoch),
+            picking_seed=settings.epoch_seed(self.epoch),
+            granularity=settings.sampling_granularity,
+        )
+        if settings.shuffle:
+            block = settings.block_size
+            if not self._layout.joint:
+                # A stream's blocks are to all blocks as its samples are to all samples.
+                block = int(block * self.mixture.proportion[streams[0]])
+                if not block and settings.batching_method == "device_per_stream":
+                    raise ConfigError(
+                        f"shuffle_block_size={settings.block_size} leaves none to stream {streams[0]}: raise it, or the "
+                        "stream's proportion"
+                    )
+            order = shuffle_ids(
+                settings.shuffle_algo,
+                units.sizes,
+                settings.num_canonical_nodes,
+                settings.shuffle_seed,
+                self.epoch,
+                block,
+            )
+            entries = order[entries]
+        return units.to_ids(entries)
+
+
+def _numbers(batches: range) -> Ids:
+    return np.arange(batches.start, batches.stop, batches.step, dtype=np.int64)
+
 
 MOSAICML_KEY = "mosaicml-streaming"
 """Key under which a state carries the five integers that the reference resumes from."""

@@ -20,9 +20,9 @@ How all but ``global`` work:
 2. Number p belongs to canonical node ``c = p % C`` and is its sample ``j = p // C``. The node owns a contiguous span of the
    sequence, of length ``ceil((N - c) / C)``, so each shard is needed by one canonical node (by two where a span's border cuts
    it).
-3. For ``block`` the span is cut into blocks of about K samples, which end where a shard ends (:mod:`.blocks`). The first
-   block of node c has about ``K * (c + 1) / C`` samples, so that the nodes cross into new shards at different times and
-   downloads spread evenly.
+3. For ``block`` the span is cut into blocks of about K samples, which end where a shard ends
+   (:func:`.passes.cut_blocks`). The first block of node c has about ``K * (c + 1) / C`` samples, so that the nodes cross
+   into new shards at different times and downloads spread evenly.
 4. Inside its block a sample is moved by a keyed bijection (:mod:`.bijection`).
 
 So with ``block`` about ``C * K / samples a shard`` shards are in use at any moment, and those at the borders between spans,
@@ -41,10 +41,8 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_arrays
 from stoker.order.shuffle.bijection import Domain, split_keys
-from stoker.order.shuffle.blocks import BlockPass
-from stoker.order.shuffle.interval_lookup import IntervalLookup
-from stoker.order.shuffle.shard_table import ShardTable
-from stoker.order.shuffle.shuffle_pass import PassTables, ShardOrderPass, ShufflePass, StoredOrderPass
+from stoker.order.shuffle.passes import BlockPass, PassTables, ShardOrderPass, ShufflePass, StoredOrderPass
+from stoker.order.shuffle.shard_table import IntervalLookup, ShardTable
 from stoker.types import Ids
 
 _TAG_GLOBAL: Final = 3

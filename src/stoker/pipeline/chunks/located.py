@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 
 from stoker.cluster import LoaderWorker
-from stoker.order.protocols import Plan
-from stoker.order.sample_order import Run
+from stoker.order.sample_order import Plan, Run
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 from stoker.reading.samples import distinct_shards

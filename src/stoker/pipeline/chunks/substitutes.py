@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import ConfigError, SampleError
-from stoker.order.protocols import Plan
-from stoker.order.sample_order import Run
-from stoker.order.spans import check_spanned, spans_of
+from stoker.order.sample_order import Plan, Run, check_spanned, spans_of
 from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 from stoker.reading.replacement import Replacements, none_is_good
 from stoker.reading.steps import LeftOut, SeveralSamples

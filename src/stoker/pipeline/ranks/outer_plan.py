@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 from stoker.cluster import LoaderWorker
 from stoker.cluster.outer_division import REMEDY, OuterDivision
 from stoker.errors import ConfigError
-from stoker.order.protocols import Order, Plan
+from stoker.order.sample_order import Order, Plan
 from stoker.types import Ids
 
 
@@ -32,7 +32,7 @@ class OuterPlan:
         return self.whole.batch_size // self.division.requests
 
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
-        """See :meth:`stoker.order.protocols.Plan.chunks`. Of batches that the wrapper cuts, the parts that it keeps."""
+        """See :meth:`stoker.order.sample_order.Plan.chunks`. Of batches that the wrapper cuts, the parts that it keeps."""
         if self.division.kept is not None:
             return self._kept(samples, worker, workers, skip)
         return self._requested(samples, worker, workers, skip)

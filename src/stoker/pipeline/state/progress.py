@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.errors import ConfigError, StateError
-from stoker.order.protocols import Plan
-from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
+from stoker.order.sample_order import DataRank, EpochPosition, Plan, Run, SampleOrder
 from stoker.pipeline.state.epoch_counter import EpochClock
 from stoker.reading.samples import SampleRun
 from stoker.reading.steps import LEFT_OUT, SeveralSamples

@@ -10,8 +10,7 @@ from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import REMEDY, OuterDivision
 from stoker.errors import ConfigError, StateError
-from stoker.order.protocols import Plan
-from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
+from stoker.order.sample_order import DataRank, EpochPosition, Plan, SampleOrder
 from stoker.order.step import StepSamples, samples_of_step
 from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.state.resume import ResumeState

@@ -15,8 +15,7 @@ from stoker.cluster.datasets_package import NamedEpoch
 from stoker.errors import ConfigError, StateError
 from stoker.order.capabilities import settled
 from stoker.order.left_out import run_without
-from stoker.order.protocols import Plan
-from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
+from stoker.order.sample_order import DataRank, EpochPosition, Plan, Run, SampleOrder
 from stoker.pipeline.state.epoch_counter import EpochClock
 from stoker.pipeline.state.named_epochs import NamedEpochs
 from stoker.pipeline.state.progress import Progress, others_have_more, run_from

@@ -19,9 +19,8 @@ from stoker.arguments import checked
 from stoker.coordination.history.assignment import Assignment
 from stoker.errors import ConfigError
 from stoker.order.native import NativeOrder
-from stoker.order.partition.part_plan import DealtPlan, PartPlan
-from stoker.order.partition.part_positions import PART_BITS
-from stoker.order.partition.partition import Elastic, Partition
+from stoker.order.part_plan import PART_BITS, DealtPlan, PartPlan
+from stoker.order.partition import Elastic, Partition
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.types import Ids
 

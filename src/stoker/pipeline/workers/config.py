@@ -13,7 +13,7 @@ from stoker.coordination.history.records import CoordinationSettings
 from stoker.display import redact_url
 from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder, WorkerRemainder
-from stoker.order.partition.partition import Elastic, Partition
+from stoker.order.partition import Elastic, Partition
 from stoker.pipeline.workers.adaptive import Adaptive
 from stoker.types import StorageOptions
 

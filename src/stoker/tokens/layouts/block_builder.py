@@ -10,9 +10,8 @@ import numpy as np
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.order.global_batches import Remainder
-from stoker.order.partition.part_plan import PartPlan
-from stoker.order.protocols import Plan
-from stoker.order.sample_order import Run
+from stoker.order.part_plan import PartPlan
+from stoker.order.sample_order import Plan, Run
 from stoker.policy import TOKENS_AHEAD
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout

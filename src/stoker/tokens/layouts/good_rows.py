@@ -12,8 +12,7 @@ import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError, DecodeError, SampleError
-from stoker.order.sample_order import Run
-from stoker.order.spans import Spans
+from stoker.order.sample_order import Run, Spans
 from stoker.reading.bad_samples import BadSampleSink, OnBadSample
 from stoker.reading.replacement import Replacements, none_is_good
 from stoker.tokens.batch import Extents, LMBatch

@@ -24,7 +24,7 @@ import numpy as np
 from stoker.display import counted
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_array
-from stoker.order.partition.part_positions import Rounds
+from stoker.order.part_plan import Rounds
 from stoker.types import Ids
 
 Granularity = Literal["file", "row_group", "row"]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from stoker.order.partition.part_plan import PartPlan
-from stoker.order.protocols import Plan
-from stoker.order.sample_order import DataRank, EpochPosition
+from stoker.order.part_plan import PartPlan
+from stoker.order.sample_order import DataRank, EpochPosition, Plan
 from stoker.tokens.order.division import PartFiles, TokenDivision
 from stoker.tokens.order.token_order import TokenSampleOrder
 

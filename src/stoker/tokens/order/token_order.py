@@ -1,7 +1,7 @@
 """The sample order of a run over tokens: which unit comes when, for whom, in any world.
 
 An epoch is divided for the world that began it (:mod:`stoker.tokens.order.division`), keeps its parts, and can be finished
-by any other (:mod:`stoker.order.partition.part_plan`). A *unit* is a row of a batch: a document, a window of joined
+by any other (:mod:`stoker.order.part_plan`). A *unit* is a row of a batch: a document, a window of joined
 documents, or a packed row.
 """
 
@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 
 from stoker.integers import mix
 from stoker.order.global_batches import Remainder
-from stoker.order.partition.part_plan import plan_parts
-from stoker.order.partition.part_positions import PART_BITS
-from stoker.order.protocols import Plan
-from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
+from stoker.order.part_plan import PART_BITS, plan_parts
+from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Plan, Run
 from stoker.tokens.order.division import Granularity, ReadSequence, RowGroupRuns, TokenDivision, divide
 from stoker.types import Ids
 
@@ -46,7 +44,7 @@ class TokenSettings:
         seed: of the order; ``None`` for the order of files.
         granularity: see :func:`~stoker.tokens.order.division.divide`.
         block_tokens: see :meth:`~stoker.tokens.order.division.ReadSequence.lay`.
-        remainder: what becomes of parts that do not end together; see :class:`~stoker.order.partition.part_plan.PartPlan`.
+        remainder: what becomes of parts that do not end together; see :class:`~stoker.order.part_plan.PartPlan`.
         said: what else the rows depend on, by name, for states.
     """
 

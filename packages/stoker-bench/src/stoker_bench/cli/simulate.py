@@ -12,8 +12,7 @@ from pathlib import Path
 
 from stoker.cli.arguments import byte_size, count, integer, seconds
 from stoker.cli.numbers import bytes_text, count_text
-from stoker.cli.order.commands import add_run
-from stoker.cli.order.runs import RunArgs, open_location, open_run, partition_of
+from stoker.cli.order import RunArgs, add_run, open_location, open_run, partition_of
 from stoker.cli.running import arguments_of, print_json
 from stoker.cli.terminal import make_console, make_pairs
 from stoker.errors import ConfigError

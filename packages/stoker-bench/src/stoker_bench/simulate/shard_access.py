@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.order.protocols import Order, Plan
-from stoker.order.sample_order import Run
+from stoker.order.sample_order import Order, Plan, Run
 from stoker.types import Ids
 from stoker_bench.simulate.settings import Shards
 

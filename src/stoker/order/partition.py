@@ -2,9 +2,9 @@
 
 With :class:`Elastic`, the default, no rank owns anything: each global batch is cut into equal parts
 (:class:`~stoker.order.global_batches.BatchPlan`), so an epoch is the same in every world. The *static* strategies
-(:mod:`stoker.order.partition.strategies`) give each rank a part of the dataset of its own, a
-:class:`~stoker.order.selection.selection.Selection`, which it reads in an order of its own.
-:mod:`stoker.order.partition.part_plan` runs such an epoch, and finishes it in another world.
+(:mod:`stoker.order.partition_strategies`) give each rank a part of the dataset of its own, a
+:class:`~stoker.order.selection.Selection`, which it reads in an order of its own.
+:mod:`stoker.order.part_plan` runs such an epoch, and finishes it in another world.
 
 All are plain values: the same value, dataset and world give the same parts in any process.
 """
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 from stoker.arguments import checked
 from stoker.errors import ConfigError, StateError
 from stoker.lazy import lazy_names
-from stoker.order.selection.selection import Selection
+from stoker.order.selection import Selection
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Array, Ids
 
 if TYPE_CHECKING:
-    from stoker.order.partition.strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
+    from stoker.order.partition_strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
 
 __all__ = [
     "Contiguous",
@@ -38,7 +38,7 @@ __all__ = [
 
 _STATIC: Final = ("Contiguous", "HashBased", "RangeBased", "RoundRobin", "Stratified")
 # Few datasets are read by one of them.
-__getattr__ = lazy_names(__name__, dict.fromkeys(_STATIC, "stoker.order.partition.strategies"))
+__getattr__ = lazy_names(__name__, dict.fromkeys(_STATIC, "stoker.order.partition_strategies"))
 
 
 class Partition(Protocol):
@@ -126,7 +126,7 @@ def partition_from_dict(values: Mapping[str, Any]) -> Partition:
     Raises:
         StateError: there is no such strategy, or it has other arguments.
     """
-    from stoker.order.partition.strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
+    from stoker.order.partition_strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
 
     kinds: tuple[type[Partition], ...] = (Elastic, RoundRobin, Contiguous, HashBased, RangeBased, Stratified)
     known: dict[str, Callable[..., Partition]] = {str(kind.name): kind for kind in kinds}

@@ -145,7 +145,7 @@ class Split(Drawn):
 
     Each shard gives its part, drawn by a bijection keyed by ``seed`` and the shard's number. Selections of the same
     seed that meet at a share are disjoint and leave nothing between them; and a sample never changes sides when shards
-    are appended. How near the number of samples comes to the share: see :mod:`stoker.order.selection.selection` (within
+    are appended. How near the number of samples comes to the share: see :mod:`stoker.order.selection` (within
     one sample for multiples of 5 %).
 
     Args:

@@ -1,7 +1,7 @@
 """Epochs of a static partition: each rank owns a part of the data, which has sequences and a mixing of its own.
 
 An epoch keeps the parts that it began with until it ends, whatever world resumes it
-(:mod:`stoker.order.partition.part_plan`). The world that it began with is its *home*.
+(:mod:`stoker.order.part_plan`). The world that it began with is its *home*.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from stoker.order.mixture.mixing import Mixing
 from stoker.order.mixture.reached import RunOrigin
 from stoker.order.mixture.stream_locator import StreamLocator
 from stoker.order.mixture.stream_quotas import TAG_MIXING, StreamQuota
-from stoker.order.partition.part_plan import plan_parts
-from stoker.order.partition.part_positions import PART_BITS, Rounds
+from stoker.order.part_plan import PART_BITS, Rounds, plan_parts
 from stoker.order.sample_order import DataRank, EpochPosition, Run
 from stoker.order.settings import NativeSettings
 from stoker.order.shuffle.shuffle import ShuffledStream

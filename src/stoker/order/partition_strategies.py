@@ -1,4 +1,4 @@
-"""The static strategies: which part of the dataset each rank owns. See :mod:`stoker.order.partition.partition`."""
+"""The static strategies: which part of the dataset each rank owns. See :mod:`stoker.order.partition`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_array
-from stoker.order.selection.number_sets import Numbered, Residues, Span
-from stoker.order.selection.selection import Everything, Selection, dense_starts
+from stoker.order.number_sets import Numbered, Residues, Span
+from stoker.order.selection import Everything, Selection, dense_starts
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Array, Ids, Nulls
 
@@ -138,7 +138,7 @@ class _Static(ABC):
     def part(
         self, table: ShardTable, whole: Selection, rank: int, world_size: int, labels: Array | None = None
     ) -> Selection:
-        """The samples of one rank; see :meth:`stoker.order.partition.partition.Partition.part`."""
+        """The samples of one rank; see :meth:`stoker.order.partition.Partition.part`."""
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} is not in a world of {world_size}")
         return self._part(self._division(table, whole, world_size, labels), rank)
@@ -271,7 +271,7 @@ class HashBased(_Static):
         return sizes
 
     def owners(self, division: Division) -> Owners:
-        """Rank of each sample by its column's value; see :mod:`stoker.order.partition.strategies`."""
+        """Rank of each sample by its column's value; see :mod:`stoker.order.partition_strategies`."""
         assert division.labels is not None  # checked as the division was made
         key = mix(self.hash_seed, _TAG_HASH)
         return hashed_owners(
@@ -365,7 +365,7 @@ class Stratified(_Even):
         return self.label_column
 
     def owners(self, division: Division) -> Owners:
-        """Rank of each sample; see :mod:`stoker.order.partition.strategies`."""
+        """Rank of each sample; see :mod:`stoker.order.partition_strategies`."""
         assert division.labels is not None  # checked as the division was made
         counts = self._classes(division)
         return stratified_owners(division.table, division.whole, division.labels, counts, division.world_size)

@@ -1,7 +1,7 @@
 """Plans of an epoch of which each rank owns a part: for the world that divided it, and for any other that finishes it.
 
 The *home world* divided the dataset into as many parts as it had ranks. The epoch's positions count round by round
-(:mod:`stoker.order.partition.part_positions`), so what the home world has done after any number of steps is all positions
+(:class:`Rounds`), so what the home world has done after any number of steps is all positions
 below one, and that one number says what is left. In the home world each rank continues its own part (:class:`PartPlan`).
 Any other world deals out the rest of the positions as global batches (:class:`DealtPlan`). So each sample comes once in the
 epoch, whatever worlds follow each other.
@@ -17,9 +17,111 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.order.global_batches import BatchPlan, Remainder
-from stoker.order.partition.part_positions import PART_BITS, Rounds
-from stoker.order.spans import Spans
+from stoker.order.sample_order import Spans
 from stoker.types import Ids
+
+PART_BITS = 42
+"""A *part position*, ``part << PART_BITS | number``, is a sample of a part by its number in the order in which the part is
+read."""
+
+
+class Rounds:
+    """Converts positions of an epoch of parts to part positions.
+
+    Round j of the epoch is sample j of each part that is longer than j, and positions count round by round. Inside a round
+    parts come larger ones first, equal ones by number. So the parts of a later round are always the first of those of an
+    earlier, and rounds with the same number of parts form a band, in which division finds the round.
+
+    Args:
+        sizes: int64, shape ``(parts,)``: samples of each part. At most 2**21 parts of at most 2**42 samples.
+
+    Attributes:
+        parts: number of parts.
+        total: samples of all.
+        smallest: samples of the smallest part.
+        largest: samples of the largest part.
+    """
+
+    def __init__(self, sizes: Ids) -> None:
+        steps, times = np.unique(sizes, return_counts=True)
+        if steps.size and int(steps[0]) < 0:
+            raise ConfigError("sizes of parts must not be negative")
+        order = None if bool((np.diff(sizes) <= 0).all()) else np.argsort(-sizes, kind="stable")
+        self._set(steps, times, order)
+
+    @classmethod
+    def even(cls, total: int, parts: int) -> Rounds:
+        """Parts whose sizes differ by one at most, larger ones first, in constant memory."""
+        each, more = divmod(total, parts)
+        rounds = cls.__new__(cls)
+        rounds._set(
+            np.array([each, each + 1])[: 1 + (more > 0)], np.array([parts - more, more])[: 1 + (more > 0)], None
+        )
+        return rounds
+
+    def _set(self, steps: Ids, times: Ids, order: Ids | None) -> None:
+        """Take the different sizes, rising, how many parts have each, and the parts from the largest to the smallest."""
+        self.parts = int(times.sum())
+        if not self.parts:
+            raise ConfigError("an epoch of parts needs at least one part")
+        self.smallest, self.largest = int(steps[0]), int(steps[-1])
+        self._order = order
+        self._slots: Ids | None = None
+        if order is not None:
+            self._slots = np.empty_like(order)
+            self._slots[order] = np.arange(order.size)
+        # Band i: rounds [first_rounds[i], first_rounds[i + 1]), each of wide[i] parts.
+        bounds = np.concatenate([[0], steps])
+        heights = np.diff(bounds)
+        self._first_rounds: Ids = bounds[:-1]
+        self._wide: Ids = self.parts - (np.cumsum(times) - times)
+        samples = heights * self._wide
+        self._first_positions: Ids = np.cumsum(samples) - samples
+        self.total = int(samples.sum())
+
+    @property
+    def largest_part(self) -> int:
+        """A part that has the most samples."""
+        return 0 if self._order is None else int(self._order[0])
+
+    def size(self, part: int) -> int:
+        """Samples of one part."""
+        slot = part if self._slots is None else int(self._slots[part])
+        # A part is in all bands that are wider than its slot.
+        last = int(np.count_nonzero(self._wide > slot))
+        return int(self._first_rounds[last]) if last < self._first_rounds.size else self.largest
+
+    def spans(self) -> Spans:
+        """The part positions of each part. A rank owns its part: no sample comes from another one."""
+        parts: Ids = np.arange(self.parts, dtype=np.int64)
+        bands = np.searchsorted(-self._wide, -(parts if self._slots is None else self._slots), side="left")
+        begins = parts << PART_BITS
+        return Spans(begins, begins + np.append(self._first_rounds, self.largest)[bands], alone=True)
+
+    def to_part_positions(self, positions: Ids) -> Ids:
+        """The part positions of positions in ``[0, total)``; int64 of the same shape."""
+        band = np.searchsorted(self._first_positions, positions, side="right") - 1
+        number, slot = np.divmod(positions - self._first_positions[band], self._wide[band])
+        number += self._first_rounds[band]
+        part = slot if self._order is None else self._order[slot]
+        part_positions: Ids = part << PART_BITS | number
+        return part_positions
+
+    def position_of_round(self, number: int) -> int:
+        """The position at which a round begins: the samples of all earlier rounds; the total, if there is no such round."""
+        if number >= self.largest:
+            return self.total
+        band = int(np.searchsorted(self._first_rounds, number, side="right")) - 1
+        inside = (number - int(self._first_rounds[band])) * int(self._wide[band])
+        return int(self._first_positions[band]) + inside
+
+    def round_at(self, position: int) -> int | None:
+        """The round that begins at ``position``, or None if that is inside a round."""
+        if position >= self.total:
+            return self.largest
+        band = int(np.searchsorted(self._first_positions, position, side="right")) - 1
+        number, inside = divmod(position - int(self._first_positions[band]), int(self._wide[band]))
+        return None if inside else int(self._first_rounds[band]) + number
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +241,7 @@ class PartPlan:
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
         """This rank's batches, or those of one of its loader workers, as part positions, several at a time.
 
-        Arguments and order are those of :meth:`stoker.order.protocols.Plan.chunks`.
+        Arguments and order are those of :meth:`stoker.order.sample_order.Plan.chunks`.
         """
         together = max(1, samples // self.batch_size)
         full = self.full_batches
@@ -151,7 +253,7 @@ class PartPlan:
             yield [self._positions(np.arange(self.start_round + full * self.batch_size, self._stop(self._size)))]
 
     def spans(self) -> Spans:
-        """The epoch's parts; see :class:`stoker.order.spans.SpannedPlan`."""
+        """The epoch's parts; see :class:`stoker.order.sample_order.SpannedPlan`."""
         return self.rounds.spans()
 
     def _positions(self, numbers: Ids) -> Ids:
@@ -188,13 +290,13 @@ class DealtPlan(BatchPlan):
     rounds: Rounds = field(kw_only=True)
 
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
-        """This rank's batches as part positions; see :meth:`stoker.order.protocols.Plan.chunks`."""
+        """This rank's batches as part positions; see :meth:`stoker.order.sample_order.Plan.chunks`."""
         for batches in BatchPlan.chunks(self, samples, worker, workers, skip):
             positions = self.rounds.to_part_positions(np.concatenate(batches))
             yield np.split(positions, np.cumsum([batch.size for batch in batches])[:-1])
 
     def spans(self) -> Spans:
-        """The epoch's parts; see :class:`stoker.order.spans.SpannedPlan`."""
+        """The epoch's parts; see :class:`stoker.order.sample_order.SpannedPlan`."""
         return self.rounds.spans()
 
 

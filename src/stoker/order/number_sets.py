@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.order.selection.selection import Drawn, Everything, Selection, TableSelection, dense_starts
+from stoker.order.selection import Drawn, Everything, Selection, TableSelection, dense_starts
 from stoker.types import Ids
 
 _CHUNK = 1 << 20

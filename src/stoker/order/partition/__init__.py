@@ -1,1 +1,0 @@
-"""Partitions: which rank reads which samples."""

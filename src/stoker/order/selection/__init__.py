@@ -1,1 +1,0 @@
-"""Selections: which samples of a dataset belong to an epoch."""
