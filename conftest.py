@@ -138,6 +138,6 @@ def turned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def awake_tuners(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tuners are there from the first step of reading on, also where it is not seen yet whether they are needed."""
-    from stoker.pipeline.tuning.late_tuner import LateTuner
+    from stoker.pipeline.tuning.tuner import Tuner
 
-    monkeypatch.setattr(LateTuner, "sleeps", lambda *_, **__: False)
+    monkeypatch.setattr(Tuner, "sleeps", lambda *_, **__: False)

@@ -167,7 +167,6 @@ class _Fixed:
 
     idle, rests, tick_seconds, tick_chunks = True, False, 1.0, 1
     tick_limit = math.inf, 0.0
-    barred: frozenset[Knob] = frozenset()
 
     def __init__(self, chunks_ahead: int, ranges: Any) -> None:
         self.values = {knob: one.start for knob, one in ranges.items()}
@@ -176,6 +175,9 @@ class _Fixed:
     @property
     def settled(self) -> dict[Knob, int]:
         return self.values
+
+    def bar(self, *knobs: Knob) -> None:
+        pass
 
     def restarted(self, *, goes_on: bool, settles: bool) -> None:
         pass

@@ -340,8 +340,8 @@ def test_a_spawned_process_loads_no_digests_and_codecs_no_tuner_and_nothing_of_p
     (tmp_path / "spawned.py").write_text(SPAWNED)
     (modules,) = run_script([tmp_path / "spawned.py", tmp_path / "data"])
     unused = (
-        "stoker.pipeline.tuning.tuner",
-        "stoker.pipeline.tuning.controller",
+        "stoker.pipeline.tuning.tuned_run",
+        "stoker.pipeline.tuning.rules",
         "stoker.pipeline.execution.in_processes",
         "stoker.pipeline.execution.chunk_process",
     )

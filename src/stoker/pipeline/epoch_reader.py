@@ -59,8 +59,8 @@ from stoker.types import Batch, Ids
 
 if TYPE_CHECKING:  # most datasets need none of it
     from stoker.pipeline.execution.chunk_process import MakeRun
-    from stoker.pipeline.tuning.decision_log import DecisionLog
-    from stoker.pipeline.tuning.late_tuner import LateTuner
+    from stoker.pipeline.tuning.decisions import DecisionLog
+    from stoker.pipeline.tuning.tuner import Tuner
 
 _Columns = TypeVar("_Columns", Batch, BatchGroup)
 
@@ -115,13 +115,13 @@ class EpochReader(RankEpochs):
         self.executor = Executor(settings, pool, self._ring)
         self.threads = ReadThreads(settings, pool, self.others)
         self.decisions: DecisionLog | None = None
-        self._tuner: LateTuner | None = None
+        self._tuner: Tuner | None = None
         if pool.options.tune == "auto":
-            from stoker.pipeline.tuning.decision_log import DecisionLog
-            from stoker.pipeline.tuning.late_tuner import LateTuner
+            from stoker.pipeline.tuning.decisions import DecisionLog
+            from stoker.pipeline.tuning.tuner import Tuner
 
             self.decisions = DecisionLog()
-            self._tuner = LateTuner(pool, self.decisions)
+            self._tuner = Tuner(pool, self.decisions)
         self._bad_counts = None if settings.bad_samples is None else Counts()
         self._warned: set[bytes] = set()
         self._ranks = 1

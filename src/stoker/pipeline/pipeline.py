@@ -37,8 +37,8 @@ from stoker.types import Batch
 
 if TYPE_CHECKING:  # most iterations need neither
     from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun
-    from stoker.pipeline.tuning.late_tuner import LateTuner
-    from stoker.pipeline.tuning.tuner import TunedRun
+    from stoker.pipeline.tuning.tuned_run import TunedRun
+    from stoker.pipeline.tuning.tuner import Tuner
 
 _T = TypeVar("_T")
 
@@ -87,7 +87,7 @@ class Pipeline:
         one_by_one: bool = False,
         as_columns: bool = False,
         override: Override | None = None,
-        tuner: LateTuner | None = None,
+        tuner: Tuner | None = None,
         tune_threads: bool = False,
     ) -> None:
         self._pool, self._run = pool, run
@@ -267,12 +267,11 @@ class Pipeline:
                 needed[shard] -= 1
             yield from parts
 
-    def _begin_tuning(self, tuner: LateTuner) -> TunedRun:
+    def _begin_tuning(self, tuner: Tuner) -> TunedRun:
         settings, worker = self._settings, self._worker
         processes = self._executor.first_processes if settings.run_in != "threads" else 0
-        tuned = tuner.tuner.begin(
+        tuned = tuner.begin(
             settings.amounts,
-            budget=tuner.budget(settings.amounts.sharers, worker),
             batch_size=self._run.plan.batch_size,
             chunk_bytes=self._chunk_bytes,
             threads=self._threads if settings.run_in != "processes" else 0,

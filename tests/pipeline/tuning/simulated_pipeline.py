@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stoker.pipeline.tuning.controller import Controller
-from stoker.pipeline.tuning.knobs import JudgedChange, Knob, KnobRange, MemoryUse
-from stoker.pipeline.tuning.ticks import Tick
+from stoker.pipeline.tuning.knobs import Knob, KnobChange, KnobRange, MemoryUse, Tick
+from stoker.pipeline.tuning.rules import Controller
 from stoker.policy import PROCESS_BYTES
 
 AUTOMATIC = 8
@@ -186,7 +185,7 @@ class Ran:
     """
 
     controller: Controller
-    changes: list[JudgedChange]
+    changes: list[KnobChange]
     seconds: float
     lost: float
     most_memory: int

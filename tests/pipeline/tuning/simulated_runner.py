@@ -15,7 +15,7 @@ from stoker.concurrency.spans import thread_times
 from stoker.pipeline import pipeline
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.execution.executor import Executor
-from stoker.pipeline.tuning import tuner
+from stoker.pipeline.tuning import tuned_run
 from stoker.reading import shard_pool
 
 _T = TypeVar("_T")
@@ -47,9 +47,9 @@ class SimulatedRunners:
             ("perf_counter_ns", "thread_time_ns", "process_time_ns"), lambda: self.now
         )
         own = SimpleNamespace(**clocks, monotonic=time.monotonic)
-        for module in (pipeline, tuner, thread_times, shard_pool):
+        for module in (pipeline, tuned_run, thread_times, shard_pool):
             monkeypatch.setattr(module, "time", own)
-        monkeypatch.setattr(tuner, "displaced_time", lambda: 0)
+        monkeypatch.setattr(tuned_run, "displaced_time", lambda: 0)
 
 
 class SimulatedRunner(Generic[_T]):

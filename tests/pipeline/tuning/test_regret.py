@@ -18,11 +18,11 @@ from stoker import ReadOptions, StreamingDataset
 from stoker.cluster import LoaderWorker
 from stoker.pipeline import pipeline
 from stoker.pipeline.epoch_reader import EpochReader
-from stoker.pipeline.tuning import tuner
-from stoker.pipeline.tuning.controller import Controller
-from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse, TrialOutcome
-from stoker.pipeline.tuning.ticks import Regret, Tick
-from stoker.pipeline.tuning.tuner import TunedRun, Tuner
+from stoker.pipeline.tuning import tuned_run
+from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse, Regret, Tick
+from stoker.pipeline.tuning.rules import Controller
+from stoker.pipeline.tuning.tuned_run import TunedRun
+from stoker.pipeline.tuning.tuner import Tuner
 from support import write_columns
 
 pytestmark = pytest.mark.usefixtures("awake_tuners")
@@ -41,7 +41,7 @@ def test_a_loop_that_only_reads_loses_less_than_a_tenth_of_a_second_in_five(nois
     for seed in range(20):
         found = run(Hostile(consumer=1e-6, reading=2e-4, waits=1.0, noise=noise), 10**6, seed, seconds=5.0)
         assert found.changes
-        assert {one.outcome for one in found.changes} == {TrialOutcome.WITHDRAWN}
+        assert {one.kept for one in found.changes} == {False}
         assert found.lost < 0.1
         assert found.first >= 2.0
 
@@ -133,7 +133,6 @@ class OneTrial:
     """Rules that note ticks, all of which are of a trial."""
 
     tick_seconds, tick_chunks, idle, rests = 0.1, 4, False, False
-    barred: frozenset[Knob] = frozenset()
 
     def __init__(self, ranges: Mapping[Knob, KnobRange], limit: tuple[float, float]) -> None:
         self.values = {knob: one.start for knob, one in ranges.items()}
@@ -147,6 +146,9 @@ class OneTrial:
     def restarted(self, *, goes_on: bool, settles: bool) -> None:
         pass
 
+    def bar(self, *knobs: Knob) -> None:
+        pass
+
     def observe(self, tick: Tick) -> list[Any]:
         self.ticks.append(tick)
         return []
@@ -155,9 +157,8 @@ class OneTrial:
 def begun(reader: EpochReader, *, batch_size: int, threads: int) -> TunedRun:
     """A run that is tuned and told by hand what it takes."""
     assert reader._tuner is not None
-    run_of = reader._tuner.tuner.begin(
+    run_of = reader._tuner.begin(
         reader.settings.amounts,
-        budget=1 << 20,
         batch_size=batch_size,
         chunk_bytes=8,
         threads=threads,
@@ -194,10 +195,10 @@ def test_a_tick_ends_when_its_trial_has_cost_what_it_may(
         return made[-1]
 
     monkeypatch.setattr(Tuner, "rules", rules)
-    monkeypatch.setattr(tuner, "displaced_time", lambda: 0)
+    monkeypatch.setattr(tuned_run, "displaced_time", lambda: 0)
     with StreamingDataset(tmp_path, batch_size=4, read=ReadOptions(tune="auto")) as dataset:
         own = SimpleNamespace(perf_counter_ns=clock, thread_time_ns=processor, process_time_ns=processor)
-        monkeypatch.setattr(tuner, "time", own)
+        monkeypatch.setattr(tuned_run, "time", own)
         batches = dataset.batches()
         next(batches)
         reader = dataset.epoch_reader
@@ -219,7 +220,7 @@ def test_steps_are_not_cut_by_the_first_of_a_burst(tmp_path: Path, monkeypatch: 
     with StreamingDataset(tmp_path, batch_size=4, read=ReadOptions(tune="auto")) as dataset:
         next(dataset.batches())
         clocks = SimpleNamespace(perf_counter_ns=lambda: now, process_time_ns=lambda: now)
-        monkeypatch.setattr(tuner, "time", clocks)
+        monkeypatch.setattr(tuned_run, "time", clocks)
         reader = dataset.epoch_reader
         pool = reader.pool
         run_of = begun(reader, batch_size=8, threads=16)
@@ -255,7 +256,7 @@ def test_steps_that_are_only_counted_are_in_the_ticks(
         made[-1].tick_seconds, made[-1].rests = 0.001, rests
         return made[-1]
 
-    took = tuner.TunedRun.took
+    took = TunedRun.took
 
     def counted(*given: Any, **named: Any) -> bool:
         nonlocal told
@@ -263,9 +264,9 @@ def test_steps_that_are_only_counted_are_in_the_ticks(
         return took(*given, **named)
 
     monkeypatch.setattr(Tuner, "rules", rules)
-    monkeypatch.setattr(tuner.TunedRun, "took", counted)
+    monkeypatch.setattr(TunedRun, "took", counted)
     own = SimpleNamespace(perf_counter_ns=lambda: now, thread_time_ns=lambda: now, process_time_ns=lambda: now)
-    monkeypatch.setattr(tuner, "time", own)
+    monkeypatch.setattr(tuned_run, "time", own)
     monkeypatch.setattr(pipeline, "time", SimpleNamespace(perf_counter_ns=clock))
     read = ReadOptions(tune="auto", tune_memory=8 * 8 * 8)
     with StreamingDataset(tmp_path, batch_size=8, read=read) as dataset:

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from simulated_pipeline import Simulated, run, run_ranks
 
-from stoker.pipeline.tuning.candidates import Candidates
-from stoker.pipeline.tuning.controller import Controller
-from stoker.pipeline.tuning.knobs import Knob, KnobChange, KnobRange, MemoryUse, TrialOutcome, Why
-from stoker.pipeline.tuning.ticks import Tick, Window
+from stoker.pipeline.tuning.knobs import Knob, KnobChange, KnobRange, MemoryUse, Tick, Why, Window
+from stoker.pipeline.tuning.rules import Candidates, Controller
 
 SLOW = {
     "slow decoding": (Simulated(consumer=5e-5, reading=4e-4, start={Knob.READ_THREADS: 1}), Knob.READ_THREADS),
@@ -37,7 +35,7 @@ def test_the_knob_of_what_is_slow_is_raised(case: str, noise: float) -> None:
     simulated = replace(simulated, noise=noise)
     for seed in range(5):
         found = run(simulated, 250, seed)
-        kept = [one for one in found.changes if one.outcome is TrialOutcome.KEPT]
+        kept = [one for one in found.changes if one.kept]
         assert knob in {one.knob for one in kept}, found.changes
         assert simulated.best() >= 0.95 * simulated.times(found.controller.settled)[0], found
         assert all(one.gain > 0 for one in kept)
@@ -90,10 +88,10 @@ def test_a_lookahead_that_helps_is_not_cut_for_threads() -> None:
     for seed in range(150):
         kept = None
         for one in run(random_pipeline(rng), 500, seed).changes:
-            if one.knob is Knob.PREDOWNLOAD and one.outcome is TrialOutcome.KEPT:
+            if one.knob is Knob.PREDOWNLOAD and one.kept:
                 kept = one.after if one.after > one.before else None
                 raised += kept is not None
-            cut = one.knob is Knob.PREDOWNLOAD and one.outcome is TrialOutcome.WITHDRAWN and one.after < one.before
+            cut = one.knob is Knob.PREDOWNLOAD and not one.kept and one.after < one.before
             assert not cut or one.before != kept, (seed, one)
     assert raised > 20
 
@@ -121,7 +119,7 @@ def test_trials_that_always_cost_much_are_bounded() -> None:
             return (2e-4 if begun else 8e-4), 1e-4, 0.0
 
     found = run(Hostile(noise=0.03, waits=1.0), 10**6, seconds=3600.0)
-    assert {one.outcome for one in found.changes} == {TrialOutcome.WITHDRAWN}
+    assert {one.kept for one in found.changes} == {False}
     assert found.lost < 0.01 * found.seconds
 
 
@@ -141,7 +139,7 @@ def test_short_epochs_are_tuned(epoch: int) -> None:
     for case, (simulated, knob) in SLOW.items():
         found = run(simulated, 1000, epoch=epoch)
         assert simulated.best() >= 0.95 * simulated.times(found.controller.settled)[0], case
-        assert knob in {one.knob for one in found.changes if one.outcome is TrialOutcome.KEPT}
+        assert knob in {one.knob for one in found.changes if one.kept}
 
 
 def test_ranks_that_wait_for_each_other() -> None:
@@ -158,7 +156,7 @@ def test_ranks_that_wait_for_each_other() -> None:
     assert np.mean(np.array(ratios) >= 0.95) >= 0.95
     quick, slow = run_ranks([Simulated(consumer=1e-4, reading=1e-6), Simulated(latency=0.3, consumer=1e-4)], 60.0)
     assert not quick.changes
-    assert Knob.DOWNLOAD_THREADS in {one.knob for one in slow.changes if one.outcome is TrialOutcome.KEPT}
+    assert Knob.DOWNLOAD_THREADS in {one.knob for one in slow.changes if one.kept}
 
 
 def test_less_is_not_kept_because_the_machine_became_faster() -> None:
@@ -173,7 +171,7 @@ def test_less_is_not_kept_because_the_machine_became_faster() -> None:
         changes += controller.observe(simulated.tick(controller.values, controller, rng, slower=slower))
     assert slower == 1.0
     assert controller.settled[Knob.READ_THREADS] >= 4
-    assert all(one.outcome is TrialOutcome.WITHDRAWN for one in changes if one.after < one.before)
+    assert all(not one.kept for one in changes if one.after < one.before)
 
 
 def test_a_slow_consumer_changes_nothing() -> None:
@@ -189,7 +187,7 @@ def test_noise_makes_no_tuner_wander() -> None:
     for seed in range(20):
         found = run(Simulated(consumer=1e-5, reading=2e-4, alone=1.0, processors=1, noise=0.1), 1500, seed)
         tried.append(len(found.changes))
-        kept += sum(one.outcome is TrialOutcome.KEPT for one in found.changes)
+        kept += sum(one.kept for one in found.changes)
         assert found.seconds > 400
     assert max(tried) < 60, tried
     assert kept < 2 * len(tried)
@@ -241,7 +239,7 @@ def test_a_trial_goes_on_where_memory_cuts_a_little_of_it() -> None:
     better = replace(tick, samples=2000, chunk_bytes=30)
     while not (changes := controller.observe(better)):
         pass
-    assert [(one.before, one.after, one.outcome) for one in changes] == [(500, after, TrialOutcome.KEPT)]
+    assert [(one.before, one.after, one.kept) for one in changes] == [(500, after, True)]
 
 
 def test_fewer_threads_on_trial_stay_as_many_where_memory_cuts_those_before() -> None:
@@ -260,7 +258,7 @@ def test_fewer_threads_on_trial_stay_as_many_where_memory_cuts_those_before() ->
     assert (cut.why, controller.values[Knob.READ_THREADS]) == (Why.MEMORY, 20 - 1)
     while not (changes := controller.observe(replace(slow, chunk_bytes=15))):
         pass
-    assert [(one.after, one.outcome) for one in changes] == [(10, TrialOutcome.KEPT)]
+    assert [(one.after, one.kept) for one in changes] == [(10, True)]
     assert controller.values[Knob.READ_THREADS] == 10
 
 
@@ -275,7 +273,7 @@ def test_a_lookahead_that_memory_has_cut_is_still_one_that_helps() -> None:
         return any(one.knob is Knob.PREDOWNLOAD for changes in candidates.found(window, values) for one in changes)
 
     assert lowers(), "to make memory for a thread"
-    candidates.helped(KnobChange(Knob.PREDOWNLOAD, 150, 150, 300, Why.LOOKAHEAD))
+    candidates.helped(KnobChange(Knob.PREDOWNLOAD, 150, 300, Why.LOOKAHEAD))
     assert not lowers()
 
 

@@ -16,7 +16,7 @@ from test_tuner import RandomRules, digest, seen_rules
 from stoker import ReadOptions, StreamingConfig, StreamingDataLoader, StreamingDataset, StreamingShardLoader
 from stoker.cluster import LoaderWorker
 from stoker.formats.mds.encodings import Encoding, register_encoding
-from stoker.pipeline.tuning import late_tuner
+from stoker.pipeline.tuning import tuner
 from stoker.pipeline.tuning.knobs import Knob, KnobRange
 from stoker.pipeline.tuning.tuner import Tuner
 from support import write_columns
@@ -95,8 +95,8 @@ def test_functions_of_a_shard_loader_and_unpickling_get_no_threads(data: Path, m
 def test_workers_and_ranks_share_a_machine(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2 workers of each of 2 ranks on 2 processors: a quarter of the memory each, and no threads or processes."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(late_tuner, "tuned_memory", lambda sharers: (1 << 30) // sharers)
-    monkeypatch.setattr(late_tuner, "_reading", WeakSet())
+    monkeypatch.setattr(tuner, "tuned_memory", lambda sharers: (1 << 30) // sharers)
+    monkeypatch.setattr(tuner, "_reading", WeakSet())
     given: list[Any] = []
 
     def rules(self: Tuner, ranges: Any, memory: Any) -> RandomRules:
@@ -110,9 +110,8 @@ def test_workers_and_ranks_share_a_machine(data: Path, monkeypatch: pytest.Monke
         assert reader._tuner is not None
         for number in range(2):
             worker = LoaderWorker(number, 2, token=1)
-            reader._tuner.tuner.begin(
+            reader._tuner.begin(
                 replace(reader.settings.amounts, sharers=4),
-                budget=reader._tuner.budget(4, worker),
                 batch_size=8,
                 chunk_bytes=1 << 20,
                 threads=0,
@@ -131,8 +130,8 @@ def test_workers_and_ranks_share_a_machine(data: Path, monkeypatch: pytest.Monke
 
 def test_datasets_of_a_process_share_its_memory(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are read at once; one that is dropped makes room for the next."""
-    monkeypatch.setattr(late_tuner, "tuned_memory", lambda sharers: 1200 // sharers)
-    monkeypatch.setattr(late_tuner, "_reading", WeakSet())
+    monkeypatch.setattr(tuner, "tuned_memory", lambda sharers: 1200 // sharers)
+    monkeypatch.setattr(tuner, "_reading", WeakSet())
 
     def begun(**read: Any) -> StreamingDataset:
         dataset = StreamingDataset(data, batch_size=8, read=replace(AUTO, **read))
@@ -140,9 +139,8 @@ def test_datasets_of_a_process_share_its_memory(data: Path, monkeypatch: pytest.
         return dataset
 
     def budget(dataset: StreamingDataset) -> int:
-        tuner = dataset.epoch_reader._tuner
-        assert tuner is not None
-        return tuner.budget(1, LoaderWorker())
+        assert dataset.epoch_reader._tuner is not None
+        return dataset.epoch_reader._tuner.budget(1, LoaderWorker())
 
     first, second, third = begun(), begun(), begun()
     assert [budget(one) for one in (first, second, third)] == [1200, 600, 400]

@@ -27,12 +27,11 @@ from stoker import (
 from stoker.errors import ConfigError
 from stoker.pipeline.execution import measured
 from stoker.pipeline.execution.in_processes import InProcesses
-from stoker.pipeline.tuning.controller import Controller
-from stoker.pipeline.tuning.decision_log import DecisionLog
-from stoker.pipeline.tuning.decisions import TuningDecision
-from stoker.pipeline.tuning.knobs import JudgedChange, Knob, KnobRange, MemoryUse, TrialOutcome, Why
-from stoker.pipeline.tuning.ticks import Tick
-from stoker.pipeline.tuning.tuner import Rules, TunedRun, Tuner
+from stoker.pipeline.tuning.decisions import DecisionLog, TuningDecision
+from stoker.pipeline.tuning.knobs import Knob, KnobChange, KnobRange, MemoryUse, Tick, Why
+from stoker.pipeline.tuning.rules import Controller
+from stoker.pipeline.tuning.tuned_run import TunedRun
+from stoker.pipeline.tuning.tuner import Tuner
 from support import write_columns
 
 pytestmark = pytest.mark.usefixtures("awake_tuners")
@@ -46,7 +45,6 @@ class RandomRules:
     tick_seconds, tick_chunks, idle, rests = 0.0, 1, False, False
     tick_limit = math.inf, 0.0
     made = 0
-    barred: frozenset[Knob] = frozenset()
 
     def __init__(self, ranges: Mapping[Knob, KnobRange], memory: MemoryUse) -> None:
         self._ranges, self._memory = ranges, memory
@@ -61,14 +59,17 @@ class RandomRules:
     def restarted(self, *, goes_on: bool, settles: bool) -> None:
         pass
 
-    def observe(self, tick: Tick) -> list[JudgedChange]:
+    def bar(self, *knobs: Knob) -> None:
+        pass
+
+    def observe(self, tick: Tick) -> list[KnobChange]:
         knob = Knob(int(self._rng.integers(len(Knob))))
         bounds, before = self._ranges[knob], self.values[knob]
         if bounds.fixed:
             return []
         least = {Knob.READ_THREADS: min(1, bounds.start), Knob.DOWNLOAD_THREADS: 0}.get(knob, 1)
         self.values[knob] = after = int(self._rng.integers(least, min(bounds.most, 64) + 1))
-        return [JudgedChange(knob, before, after, Why.READING, TrialOutcome.KEPT, 0.0)]
+        return [KnobChange(knob, before, after, Why.READING, kept=True)]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +164,7 @@ def test_statistics_tell_how_many_threads_there_are_now(
 ) -> None:
     rules, seen = [], set()
 
-    def made(_: Tuner, ranges: Mapping[Knob, KnobRange], memory: MemoryUse) -> Rules:
+    def made(_: Tuner, ranges: Mapping[Knob, KnobRange], memory: MemoryUse) -> RandomRules:
         rules.append(RandomRules(ranges, memory))
         return rules[-1]
 
@@ -203,7 +204,7 @@ def seen_rules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Mapping[Knob, Knob
     given: list[tuple[Mapping[Knob, KnobRange], MemoryUse]] = []
     rules = Tuner.rules
 
-    def seen(self: Tuner, ranges: Mapping[Knob, KnobRange], memory: MemoryUse) -> Rules:
+    def seen(self: Tuner, ranges: Mapping[Knob, KnobRange], memory: MemoryUse) -> Controller:
         given.append((ranges, memory))
         return rules(self, ranges, memory)
 
@@ -291,7 +292,8 @@ def test_epochs_of_a_twentieth_of_a_second_are_tuned(tmp_path: Path) -> None:
         for _ in range(2):  # which are measured in parts: the first one fetches
             assert sum(len(batch["n"]) for batch in dataset.batches()) == 24
         assert dataset.epoch_reader._tuner is not None
-        begun = dataset.epoch_reader._tuner.tuner._samples
+        assert dataset.epoch_reader._tuner._tuning is not None
+        begun = dataset.epoch_reader._tuner._tuning.samples
         first = first_kept(dataset, 600)
     assert (first.setting, first.before, first.after) == ("read_threads", 1, 2)
     assert (first.samples - begun) % 24 == 0, "whole epochs are measured"
@@ -356,13 +358,12 @@ def test_an_epoch_keeps_what_the_one_before_found(data: Path, monkeypatch: pytes
     with StreamingDataset(data, batch_size=16, read=ReadOptions(tune="auto")) as dataset:
         next(dataset.batches())
         assert dataset.epoch_reader._tuner is not None
-        tuner = dataset.epoch_reader._tuner.tuner
-        rules = tuner._rules
-        assert isinstance(rules, Controller)
-        rules.values[Knob.READ_THREADS] = 2
+        tuning = dataset.epoch_reader._tuner._tuning
+        assert tuning is not None
+        tuning.rules.values[Knob.READ_THREADS] = 2
         batches = dataset.batches()
         next(batches)
-        assert tuner._rules is rules
+        assert dataset.epoch_reader._tuner._tuning is tuning
         assert [run.threads for run in begun] == [0, 2]
         del batches
 
@@ -370,7 +371,7 @@ def test_an_epoch_keeps_what_the_one_before_found(data: Path, monkeypatch: pytes
 def test_decisions_of_a_process_that_is_gone_make_room() -> None:
     log = DecisionLog()
     for number in range(40):
-        change = JudgedChange(Knob.PREDOWNLOAD, number, number + 1, Why.LOOKAHEAD, TrialOutcome.WITHDRAWN, -0.125)
+        change = KnobChange(Knob.PREDOWNLOAD, number, number + 1, Why.LOOKAHEAD, gain=-0.125)
         log.add(change, samples=10 * number, seconds=float(number), worker=None)
     found = log.decisions()
     assert [one.before for one in found] == list(range(8, 40)), "the latest 32"

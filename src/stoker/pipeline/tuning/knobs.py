@@ -1,10 +1,12 @@
-"""The numbers that the tuner may set: their bounds, the memory that they take, and the changes that were tried."""
+"""The numbers that the tuner may set, the memory that they take, and what is seen of a pipeline while they hold."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
+from typing import Final
 
 from stoker.policy import CHUNKS_OF_PROCESS
 
@@ -22,11 +24,6 @@ class Knob(IntEnum):
     """Shards fetched at once; 0: as :class:`~stoker.reading.fetch_width.FetchWidth` chooses."""
     READ_PROCESSES = 4
     """Processes that read, decode and transform ahead of the consumer; 0: threads do."""
-
-    @property
-    def argument(self) -> str:
-        """The name of the knob, which is that of the setting where there is one."""
-        return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,80 +70,30 @@ class MemoryUse:
 
     def most(self, values: Mapping[Knob, int], knob: Knob) -> int:
         """The greatest value of a knob for which there is memory, while the others stay."""
-        free = self.budget - self.of({**values, knob: 0})
-        if knob is Knob.PREDOWNLOAD and self.sample_bytes:
-            return max(0, free // self.sample_bytes)
-        if knob is Knob.CHUNKS_AHEAD and values[Knob.READ_THREADS]:
-            return max(0, free // max(1, self.chunk_bytes))
-        if knob is Knob.READ_THREADS:
-            free = self.budget - values[Knob.PREDOWNLOAD] * self.sample_bytes
-            return max(0, free // max(1, self.chunk_bytes) - values[Knob.CHUNKS_AHEAD])
-        if knob is Knob.READ_PROCESSES:
-            free = self.budget - values[Knob.PREDOWNLOAD] * self.sample_bytes
-            return max(0, free // (CHUNKS_OF_PROCESS * max(1, self.chunk_bytes)))
-        return 1 << 62
+        one, two = (self.of({**values, knob: value}) for value in (1, 2))
+        return max(0, 1 + (self.budget - one) // (two - one)) if two > one else 1 << 62
 
 
-class Why(IntEnum):
+class Why(Enum):
     """Reasons of a change."""
 
-    READING = 0
-    """The consumer waits for reading, decoding and functions."""
-    FETCHING = 1
-    """It waits for shards, and all downloads run that may."""
-    LOOKAHEAD = 2
-    """It waits for shards, and no more are asked for."""
-    LESS = 3
-    """More gained nothing, so that less is tried."""
-    MEMORY = 4
-    """Steps of reading turned out larger than there is memory for."""
-
-
-class TrialOutcome(IntEnum):
-    """Ends of a trial."""
-
-    KEPT = 0
-    WITHDRAWN = 1
+    READING = "the consumer waits for reading, decoding and functions"
+    FETCHING = "the consumer waits for shards while all downloads run that may"
+    LOOKAHEAD = "the consumer waits for shards that were not asked for in time"
+    LESS = "more gained nothing"
+    MEMORY = "what is read ahead took more memory than tune_memory allows"
 
 
 @dataclass(frozen=True, slots=True)
 class KnobChange:
-    """A change of a knob that may be tried.
+    """A change of a knob: one that may be tried, or that was made and judged.
 
     Attributes:
         knob: what is changed.
-        before: its value before.
-        told_before: the same; of a knob that is left to others to choose, what they have chosen.
+        before: its value before; of a knob that is left to others to choose, what they have chosen.
         after: its value in the trial.
         why: what it is for.
-    """
-
-    knob: Knob
-    before: int
-    told_before: int
-    after: int
-    why: Why
-
-    @property
-    def is_raise(self) -> bool:
-        """Whether the knob is raised."""
-        return self.after > self.told_before
-
-    def judged(self, outcome: TrialOutcome, gain: float) -> JudgedChange:
-        """The change after its trial."""
-        return JudgedChange(self.knob, self.told_before, self.after, self.why, outcome, gain)
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedChange:
-    """A change that was made and judged.
-
-    Attributes:
-        knob: what was changed.
-        before: its value before.
-        after: its value in the trial.
-        why: what it was for.
-        outcome: whether it stays.
+        kept: whether it stays.
         gain: the part of the time of a sample that it saved; negative: that it cost.
     """
 
@@ -154,5 +101,170 @@ class JudgedChange:
     before: int
     after: int
     why: Why
-    outcome: TrialOutcome
-    gain: float
+    kept: bool = False
+    gain: float = 0.0
+
+    @property
+    def is_raise(self) -> bool:
+        """Whether the knob is raised."""
+        return self.after > self.before
+
+
+# -- what is seen ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Observations of a short time.
+
+    Attributes:
+        seconds: of it, without pauses of the consumer.
+        waited: those in which the consumer waited.
+        samples: that were delivered in it.
+        shards: the part of the makers' time in which they waited for shards, 0 to 1.
+        full: the part of the steps before which the lookahead was full, 0 to 1.
+        downloads: the part of the waiting in which all downloads ran that may, 0 to 1.
+        width: downloads that may run at once.
+        most_width: those that may at most, by the sizes of shards.
+        chunk_bytes: bytes of what a step of reading makes.
+        computed: seconds of processors that this process, and those that read for it, had in it.
+        at_work: the part of the waiting in which the consumer's own thread had a processor, or waited for one, 0 to 1.
+    """
+
+    seconds: float
+    waited: float
+    samples: int
+    shards: float = 0.0
+    full: float = 0.0
+    downloads: float = 0.0
+    width: int = 8
+    most_width: int = 128
+    chunk_bytes: int = 0
+    computed: float = 0.0
+    at_work: float = 0.0
+
+
+class Window:
+    """Sums over ticks, and how much these differ.
+
+    Attributes:
+        ticks: number of ticks.
+        seconds, waited, samples, computed: sums over them.
+        latest: the one that was added last.
+    """
+
+    latest: Tick
+
+    def __init__(self) -> None:
+        self._all: list[Tick] = []
+        self.ticks = self.samples = 0
+        self.seconds = self.waited = self.computed = 0.0
+
+    def add(self, tick: Tick) -> None:
+        """Add a tick."""
+        self._all.append(tick)
+        self.latest = tick
+        self.ticks += 1
+        self.samples += tick.samples
+        self.seconds += tick.seconds
+        self.waited += tick.waited
+        self.computed += tick.computed
+
+    @property
+    def time(self) -> float:
+        """Seconds of a sample."""
+        return self.seconds / max(1, self.samples)
+
+    @property
+    def waiting(self) -> float:
+        """The part of the time that is waiting."""
+        return self.waited / max(1e-9, self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the seconds of a tick, for its samples."""
+        mean = self.time
+        off = sum((tick.seconds - mean * tick.samples) ** 2 for tick in self._all)
+        return math.sqrt(off / max(1, self.ticks - 1))
+
+    @property
+    def error(self) -> float:
+        """Standard error of the time of a sample."""
+        return self.spread * math.sqrt(self.ticks) / max(self.ticks, self.samples)
+
+    @property
+    def processors(self) -> float:
+        """Processors that were at work, on average."""
+        return self.computed / max(1e-9, self.seconds)
+
+    def mean(self, part: Callable[[Tick], float]) -> float:
+        """The mean of a number that each tick has, weighted by their waiting."""
+        return sum((tick.waited + 1e-9) * part(tick) for tick in self._all) / (self.waited + 1e-9 * self.ticks)
+
+
+_FIRST_SHARE: Final = 0.015
+_LATER_SHARE: Final = 0.005
+_FREE_SECONDS: Final = 1.0
+"""Vain trials may cost the first part of the time; where that is more, so many seconds and the second part."""
+
+_STAKE: Final = 0.03
+"""Seconds that a trial may cost at least, else it does not begin."""
+
+_LIKELY: Final = 2.0
+"""Standard deviations that are taken for noise."""
+
+
+class Regret:
+    """Sums up what vain trials cost.
+
+    A trial costs the time that it takes beyond what the same samples took before it. One that is kept costs nothing.
+
+    Attributes:
+        pace: seconds of a sample before the trial.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = self._lost = 0.0
+        self.begin(0.0, 0.0)
+
+    def passes(self, seconds: float) -> None:
+        """Let time pass."""
+        self._seconds += seconds
+
+    def begin(self, pace: float, noise: float) -> None:
+        """Begin a trial; before it a sample took ``pace`` seconds, and ticks had a standard deviation of ``noise``."""
+        self.pace, self._noise, self._trial = pace, noise, Window()
+
+    def tries(self, tick: Tick) -> None:
+        """Add a tick of a trial."""
+        self._trial.add(tick)
+
+    def withdrawn(self) -> None:
+        """Note that a trial was vain."""
+        self._lost += max(0.0, self.cost)
+
+    @property
+    def cost(self) -> float:
+        """Seconds that the trial has cost; negative: that it has saved."""
+        return self._trial.seconds - self._trial.samples * self.pace
+
+    @property
+    def gain(self) -> float:
+        """The part of the time of a sample that the trial has saved; negative: that it has cost."""
+        return 1.0 - self._trial.time / self.pace
+
+    @property
+    def left(self) -> float:
+        """Seconds that a trial may cost now."""
+        return min(_FIRST_SHARE * self._seconds, _FREE_SECONDS + _LATER_SHARE * self._seconds) - self._lost
+
+    @property
+    def more(self) -> float:
+        """Seconds that the trial may cost more; negative: it has cost too much, by more than noise."""
+        return self.left - self.cost + _LIKELY * self._noise * math.sqrt(self._trial.ticks + 1)
+
+    @property
+    def until_stake(self) -> float:
+        """Seconds until ``_STAKE`` is left."""
+        staked = self._lost + _STAKE
+        return max(0.0, staked / _FIRST_SHARE - self._seconds, (staked - _FREE_SECONDS) / _LATER_SHARE - self._seconds)

@@ -13,10 +13,10 @@ import pytest
 from test_tuner import RandomRules, digest
 
 from stoker import ReadOptions, StreamingDataset
-from stoker.pipeline.tuning import late_tuner
-from stoker.pipeline.tuning.decision_log import DecisionLog
-from stoker.pipeline.tuning.late_tuner import FIRST, LateTuner
-from stoker.pipeline.tuning.tuner import Tuner
+from stoker.cluster import LoaderWorker
+from stoker.pipeline.tuning import tuner
+from stoker.pipeline.tuning.decisions import DecisionLog
+from stoker.pipeline.tuning.tuner import FIRST, Tuner
 from stoker.policy import ReadAmounts
 from support import write_columns
 
@@ -30,8 +30,8 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.computed, self.displaced = 5, 0, 0
         times = SimpleNamespace(perf_counter_ns=lambda: self.now, thread_time_ns=lambda: self.computed)
-        monkeypatch.setattr(late_tuner, "time", times)
-        monkeypatch.setattr(late_tuner, "displaced_time", lambda: self.displaced)
+        monkeypatch.setattr(tuner, "time", times)
+        monkeypatch.setattr(tuner, "displaced_time", lambda: self.displaced)
 
     def passes(self, nanoseconds: int, computes: float, displaced: float = 0.0) -> None:
         self.now += nanoseconds
@@ -47,11 +47,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def late(data: Path) -> LateTuner:
-    return LateTuner(StreamingDataset(data, batch_size=8).epoch_reader.pool, DecisionLog())
+def late(data: Path) -> Tuner:
+    return Tuner(StreamingDataset(data, batch_size=8).epoch_reader.pool, DecisionLog())
 
 
-def test_a_thread_that_computes_is_looked_at_ever_less(late: LateTuner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_computes_is_looked_at_ever_less(late: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     assert late.sleeps(NEAR, ahead=False)
     waits = []
@@ -75,15 +75,24 @@ def test_a_thread_that_computes_is_looked_at_ever_less(late: LateTuner, monkeypa
     assert late.wakes()
 
 
-def test_where_another_thread_or_a_store_may_keep_it_waiting_the_tuner_never_sleeps(late: LateTuner) -> None:
+def test_where_another_thread_or_a_store_may_keep_it_waiting_the_tuner_never_sleeps(late: Tuner) -> None:
     assert not late.sleeps(NEAR, ahead=True)
     assert not late.sleeps(ReadAmounts(near=False), ahead=False)
     assert late.sleeps(NEAR, ahead=False)
-    assert isinstance(late.tuner, Tuner)
-    assert not late.sleeps(NEAR, ahead=False), "it is there"
+    late.begin(
+        NEAR,
+        batch_size=8,
+        chunk_bytes=1,
+        threads=0,
+        tune_threads=True,
+        processes=0,
+        tune_processes=False,
+        worker=LoaderWorker(),
+    )
+    assert not late.sleeps(NEAR, ahead=False), "it is awake"
 
 
-def test_times_of_another_thread_are_not_compared(late: LateTuner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_of_another_thread_are_not_compared(late: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     assert late.sleeps(NEAR, ahead=False)
     clock.passes(FIRST, 0.0)
@@ -103,15 +112,15 @@ def test_a_tuner_that_wakes_in_an_iteration_changes_no_sample(data: Path, monkey
     with StreamingDataset(data, batch_size=8, shuffle=True, read=ReadOptions(tune="off")) as dataset:
         expected = digest(dataset.batches()), digest(dataset.batches())
     monkeypatch.setattr(Tuner, "rules", lambda _, ranges, memory: RandomRules(ranges, memory))
-    monkeypatch.setattr(late_tuner, "FIRST", 0)
+    monkeypatch.setattr(tuner, "FIRST", 0)
     Clock(monkeypatch).now = 0  # due at once
     looked = []
 
-    def wakes(self: LateTuner) -> bool:
-        looked.append(self._tuner)
+    def wakes(self: Tuner) -> bool:
+        looked.append(self._tuning)
         return len(looked) == 3
 
-    monkeypatch.setattr(LateTuner, "wakes", wakes)
+    monkeypatch.setattr(Tuner, "wakes", wakes)
     with StreamingDataset(data, batch_size=8, shuffle=True, read=AUTO) as dataset:
         assert (digest(dataset.batches()), digest(dataset.batches())) == expected
         assert len(looked) == 3
@@ -119,12 +128,12 @@ def test_a_tuner_that_wakes_in_an_iteration_changes_no_sample(data: Path, monkey
 
 
 @pytest.mark.processes
-def test_a_loop_that_reads_imports_no_tuner(data: Path) -> None:
+def test_a_loop_that_reads_imports_no_rules(data: Path) -> None:
     code = (
         "import sys\n"
         "from stoker import ReadOptions, StreamingDataset\n"
-        "from stoker.pipeline.tuning import late_tuner\n"
-        "late_tuner.FIRST = 1 << 60\n"
+        "from stoker.pipeline.tuning import tuner\n"
+        "tuner.FIRST = 1 << 60\n"
         f"with StreamingDataset({str(data)!r}, batch_size=8, read=ReadOptions(tune='auto')) as dataset:\n"
         "    for _ in range(3):\n"
         "        assert sum(len(batch['n']) for batch in dataset.batches()) == 400\n"
@@ -133,4 +142,4 @@ def test_a_loop_that_reads_imports_no_tuner(data: Path) -> None:
         "print(sorted(name.removeprefix(tuning) for name in sys.modules if name.startswith(tuning)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
-    assert done.stdout.strip() == "['decision_log', 'late_tuner']"
+    assert done.stdout.strip() == "['decisions', 'tuner']"
