@@ -28,11 +28,10 @@ from stoker import (
     Trace,
 )
 from stoker.cli import COMMANDS
-from stoker.concurrency.spans.recorder import Stage
+from stoker.concurrency.spans.recorder import Stage, note_settings
 from stoker.errors import ConfigError
 from stoker.loaders.loader_options import LoaderOptions
-from stoker.pipeline.stats.bottleneck import describe_bottleneck
-from stoker.pipeline.stats.loader_settings import LoaderSettings, note_settings
+from stoker.pipeline.stats.bottleneck import LoaderSettings, describe_bottleneck
 from stoker.pipeline.stats.rank_times import KINDS, BottleneckKind, RankTimes
 from stoker.pipeline.stats.trace_files import read_trace
 from support import write_columns

@@ -20,9 +20,8 @@ from stoker.concurrency.spans.recorder import WHOLE, Stage
 from stoker.errors import ConfigError
 from stoker.formats.mds.encodings.text import Json
 from stoker.pipeline.stats.bottleneck import Profile, find_bottleneck
-from stoker.pipeline.stats.loader_settings import SettingsByLoader
 from stoker.pipeline.stats.trace import profile_traces
-from stoker.pipeline.stats.trace_files import SPAN, TracedProcess, TraceFacts, write_trace
+from stoker.pipeline.stats.trace_files import SPAN, SettingsByLoader, TracedProcess, TraceFacts, write_trace
 from support import write_columns, write_samples
 
 SAMPLES, SHARD, BATCH = 960, 8, 8

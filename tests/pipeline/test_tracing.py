@@ -40,7 +40,7 @@ from stoker.concurrency.spans.recorder import WHOLE, Recorder, Stage, WaitClock
 from stoker.concurrency.spans.sample_clock import SampleClock, ShortSamples, StretchClock
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
-from stoker.pipeline.stats.span_times import Activity, Intervals
+from stoker.pipeline.stats.rank_times import Activity, Intervals
 from stoker.pipeline.stats.trace import profile_traces
 from stoker.pipeline.stats.trace_files import SPAN, nest, read_recorded, read_trace
 from stoker.storage.files.locked_folder import LockedFolder

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.concurrency.forks import reset_in_children
-from stoker.concurrency.spans.recorder import WaitClock
+from stoker.concurrency.spans.recorder import WaitClock, note_settings
 from stoker.concurrency.user_code import UserFunction
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.lazy import told
@@ -31,7 +31,6 @@ from stoker.pipeline.batch_groups import ungroup
 from stoker.pipeline.collate import as_tensors, collate
 from stoker.pipeline.first_fetches import FirstFetches
 from stoker.pipeline.state.progress import superseded_error
-from stoker.pipeline.stats.loader_settings import note_settings
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.tokens.batch import LMBatch
 

@@ -16,7 +16,7 @@ from stoker.arguments import checked
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.concurrency.shared.counters import Counts
-from stoker.concurrency.spans.recorder import Stage, span
+from stoker.concurrency.spans.recorder import Stage, note_settings, span
 from stoker.errors import ConfigError, StateError
 from stoker.lazy import told
 from stoker.loaders.dataset_methods.chained import ChainMethods, tokenized
@@ -28,7 +28,6 @@ from stoker.loaders.trainers.lightning_progress import follow_lightning, load_fo
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.state.progress import superseded_error
-from stoker.pipeline.stats.loader_settings import note_settings
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.chain import Chain
 from stoker.tokens.batch import LMBatch

@@ -16,7 +16,7 @@ from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import OnBadFiles
 from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared.counters import Counts
-from stoker.concurrency.spans.recorder import Stage, WaitClock, span
+from stoker.concurrency.spans.recorder import Stage, WaitClock, note_settings, span
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
@@ -30,7 +30,6 @@ from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition, Run
 from stoker.pipeline.ranks.data_rank import DataRankFinder, Replication
 from stoker.pipeline.state.resume import ResumeState
-from stoker.pipeline.stats.loader_settings import note_settings
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.bad_samples import BadSampleLog, BadSamples, OnBadSample
 from stoker.reading.sample_errors import SampleLocation

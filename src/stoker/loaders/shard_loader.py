@@ -10,6 +10,7 @@ from typing import Any
 
 from stoker.arguments import checked
 from stoker.cluster import World
+from stoker.concurrency.spans.recorder import note_settings
 from stoker.errors import ConfigError, StateError, StokerError, TransformError
 from stoker.lazy import cached_property, told
 from stoker.loaders.dataset import StreamingDataset
@@ -24,7 +25,6 @@ from stoker.pipeline.prefetch_buffer import END
 from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
 from stoker.pipeline.state.progress import superseded_error
-from stoker.pipeline.stats.loader_settings import note_settings
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.workers.adaptive import Adaptive
 from stoker.pipeline.workers.array_source import ArraySource

@@ -49,7 +49,7 @@ from stoker.pipeline.stages.build import make_work
 from stoker.pipeline.state.progress import Progress
 from stoker.pipeline.state.rank_epochs import RankEpochs
 from stoker.pipeline.state.resume import ResumeState
-from stoker.pipeline.stats.loader_settings import note_dataset
+from stoker.pipeline.stats.trace import note_dataset
 from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_override, loading_steps, with_steps
 from stoker.reading.bad_samples import BadSampleLog, BadSampleSink
 from stoker.reading.chain import Chain

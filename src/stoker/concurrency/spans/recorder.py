@@ -90,6 +90,9 @@ _MOST_LOOKED: Final = 160_000_000
 """Nanoseconds after which a thread's time on the processors is asked for again: at first, and at most. They double each time:
 asking lets go of Python's lock, and then waits for it where other threads want it."""
 
+_SIMPLE: Final = (bool, int, str, type(None))
+"""Types of values of settings that are noted as they are, others as text."""
+
 MOST_SPANS: Final = 1 << 22
 """Spans that a process records at most: 128 MiB."""
 
@@ -161,6 +164,7 @@ class Recorder(ProcessLocal):
 
         Each epoch notes them, and writing takes as long as many spans.
         """
+        settings = {name: one if isinstance(one, _SIMPLE) else str(one) for name, one in settings.items()}
         with self._lock:
             if self._loaders.get(loader) != settings:
                 self._loaders[loader] = settings
@@ -247,6 +251,18 @@ def join_recording(folder: str | None) -> None:
     """In a spawned child: record as the parent did when it sent a dataset, if it did."""
     if folder is not None and _recorder is None and Path(folder).is_dir():
         record(Recorder(folder))
+
+
+def note_settings(loader: str, settings: Mapping[str, Any]) -> None:
+    """Note the settings of a loader that begins to iterate, where a trace runs: a profile names no others.
+
+    Args:
+        loader: its public class.
+        settings: as they are written, such as ``"read=ReadOptions(read_threads=)"``, to their values; a method that is called
+            instead is written ``"batches()"``.
+    """
+    if _recorder is not None:
+        _recorder.note_loader(loader, settings)
 
 
 class _Span:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from stoker.pipeline.stats.loader_settings import LoaderSettings
 from stoker.pipeline.stats.rank_times import (
     KINDS,
     LITTLE,
@@ -18,7 +17,7 @@ from stoker.pipeline.stats.rank_times import (
     measure_run,
     stage_names,
 )
-from stoker.pipeline.stats.trace_files import TracedProcess
+from stoker.pipeline.stats.trace_files import SettingsByLoader, TracedProcess
 
 _SKEW: Final = 2.0
 """A rank that waits this many times as long as the median of the others is slow."""
@@ -28,6 +27,68 @@ _BUSY: Final = 0.7
 
 _DISTURBED: Final = 0.1
 """The part of its time for which a consumer had to wait for a processor that is worth saying."""
+
+
+_OUTERMOST_FIRST: Final = (
+    "StreamingDataLoader",
+    "LMStream",
+    "StreamingShardLoader",
+    "StreamingParquetLoader",
+    "StreamingDataset",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSetting:
+    """A setting of a loader, and its value.
+
+    Attributes:
+        loader: its public class.
+        written: as its user writes it.
+        value: as it is now; ``None``: not given.
+    """
+
+    loader: str
+    written: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.written} of the {self.loader}"
+
+    @property
+    def now(self) -> str:
+        """The setting and its value."""
+        return f"{self} ({'not given' if self.value is None else f'now {self.value!r}'})"
+
+
+class LoaderSettings:
+    """The settings of all loaders that one rank has iterated over.
+
+    Args:
+        noted: of each of its processes, its consumer's first.
+    """
+
+    def __init__(self, noted: Iterable[SettingsByLoader] = ()) -> None:
+        self._noted: dict[str, dict[str, Any]] = {}
+        for one in noted:
+            for loader, settings in one.items():
+                self._noted[loader] = {**settings, **self._noted.get(loader, {})}
+
+    @property
+    def loaders(self) -> tuple[str, ...]:
+        """The classes of the loaders."""
+        return tuple(self._noted)
+
+    def __iter__(self) -> Iterator[LoaderSetting]:
+        """All, those of the loader first that the consumer iterates over."""
+        for loader in _OUTERMOST_FIRST:
+            for written, value in self._noted.get(loader, {}).items():
+                yield LoaderSetting(loader, written, value)
+
+    def find(self, name: str) -> LoaderSetting | None:
+        """The setting of an argument, or of a method whose name ends in ``()``; ``None``: no loader has it."""
+        wanted = name if name.endswith("()") else f"{name}="
+        return next((one for one in self if one.written == wanted or one.written.endswith(f"({wanted})")), None)
 
 
 @dataclass(frozen=True, slots=True)

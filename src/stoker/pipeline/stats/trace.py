@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from stoker.arguments import checked
 from stoker.cluster import World
-from stoker.concurrency.spans.recorder import Recorder, record, recorder
+from stoker.concurrency.spans.recorder import Recorder, note_settings, record, recorder
 from stoker.concurrency.threads import call_at_end
 from stoker.errors import ConfigError
 from stoker.policy import processor_count
@@ -20,6 +20,8 @@ from stoker.policy import processor_count
 if TYPE_CHECKING:
     from stoker.pipeline.stats.bottleneck import Profile
     from stoker.pipeline.stats.trace_files import TracedProcess, TraceFacts
+    from stoker.pipeline.transforms import EpochReaderSettings
+    from stoker.reading.shard_pool import ShardPool
     from stoker.storage.files.locked_folder import LockedFolder
 
 # All loaders can be traced, and few are: what is done with a trace is imported where it is.
@@ -181,3 +183,36 @@ def profile_traces(paths: Sequence[str | os.PathLike[str]]) -> Profile:
         processes += found
         cores = max(cores, facts.cores)
     return find_bottleneck(processes, cores)
+
+
+def note_dataset(pool: ShardPool, settings: EpochReaderSettings, *, ahead: bool, by_sample: bool) -> None:
+    """Note the settings of a ``StreamingDataset`` that begins to be read, where a trace runs.
+
+    Args:
+        pool: its shards.
+        settings: how they are read.
+        ahead: whether threads read ahead, and not the thread that leases work.
+        by_sample: whether it is iterated over by samples that batches could have.
+    """
+    if recorder() is None:
+        return
+    amounts, options = settings.amounts, pool.options
+    noted: dict[str, Any] = {
+        "read=ReadOptions(download_threads=)": options.download_threads,
+        "read=ReadOptions(run_in=)": options.run_in,
+        "columns=": None if settings.columns is None else ", ".join(settings.columns),
+        "cache_limit=": amounts.limit,
+    }
+    if amounts.held:
+        noted["cache="] = "memory"
+    elif not amounts.near:
+        noted["local="] = pool.caches[0].root
+    if options.run_in != "threads":
+        noted["read=ReadOptions(read_processes=)"] = options.read_processes
+    if ahead and options.run_in != "processes":
+        noted["read=ReadOptions(read_threads=)"] = options.read_threads
+    if ahead:
+        noted["predownload="] = amounts.predownload
+    if by_sample:
+        noted["batches()"] = None
+    note_settings("StreamingDataset", noted)

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from stoker.concurrency.spans.recorder import APART, RECORD, WHOLE, Stage
 from stoker.errors import ConfigError
-from stoker.pipeline.stats.loader_settings import SettingsByLoader
+
+SettingsByLoader = Mapping[str, Mapping[str, Any]]
+"""A loader's class to its settings; see :func:`~stoker.concurrency.spans.recorder.note_settings`."""
 
 SPAN: Final = np.dtype(
     [

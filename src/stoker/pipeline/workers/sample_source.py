@@ -25,7 +25,7 @@ from stoker.pipeline.execution.choice import Execution
 from stoker.pipeline.execution.runner import Runner
 from stoker.pipeline.pipeline import Pipeline
 from stoker.pipeline.stages.build import make_work
-from stoker.pipeline.stats.loader_settings import note_dataset
+from stoker.pipeline.stats.trace import note_dataset
 from stoker.pipeline.workers.chunks_ahead import ChunksAhead
 from stoker.policy import CHUNKS_OF_PROCESS
 from stoker.reading.bad_samples import BadSampleLog, BadSampleNotes, BadSamples
