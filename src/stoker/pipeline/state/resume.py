@@ -16,8 +16,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.order.capabilities import settled
 from stoker.order.left_out import run_without
 from stoker.order.sample_order import DataRank, EpochPosition, Plan, Run, SampleOrder
-from stoker.pipeline.state.epoch_counter import EpochClock
-from stoker.pipeline.state.named_epochs import NamedEpochs
+from stoker.pipeline.state.epoch_counter import EpochClock, NamedEpochs
 from stoker.pipeline.state.progress import Progress, others_have_more, run_from
 from stoker.pipeline.state.state import (
     check_same_steps,
@@ -348,7 +347,7 @@ class ResumeState:
         self._forget()
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration begin an epoch; see :meth:`~stoker.pipeline.state.named_epochs.NamedEpochs.name`."""
+        """Make the next iteration begin an epoch; see :meth:`~stoker.pipeline.state.epoch_counter.NamedEpochs.name`."""
         if self._names.name(epoch):
             self._forget()
 
