@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from stoker.pipeline.stats.bottleneck import Profile
-    from stoker.pipeline.tuning.decisions import TuningDecision
+    from stoker.pipeline.tuning.tuner import TuningDecision
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

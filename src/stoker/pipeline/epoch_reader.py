@@ -59,8 +59,7 @@ from stoker.types import Batch, Ids
 
 if TYPE_CHECKING:  # most datasets need none of it
     from stoker.pipeline.execution.chunk_process import MakeRun
-    from stoker.pipeline.tuning.decisions import DecisionLog
-    from stoker.pipeline.tuning.tuner import Tuner
+    from stoker.pipeline.tuning.tuner import DecisionLog, Tuner
 
 _Columns = TypeVar("_Columns", Batch, BatchGroup)
 
@@ -117,8 +116,7 @@ class EpochReader(RankEpochs):
         self.decisions: DecisionLog | None = None
         self._tuner: Tuner | None = None
         if pool.options.tune == "auto":
-            from stoker.pipeline.tuning.decisions import DecisionLog
-            from stoker.pipeline.tuning.tuner import Tuner
+            from stoker.pipeline.tuning.tuner import DecisionLog, Tuner
 
             self.decisions = DecisionLog()
             self._tuner = Tuner(pool, self.decisions)

@@ -27,11 +27,10 @@ from stoker import (
 from stoker.errors import ConfigError
 from stoker.pipeline.execution import measured
 from stoker.pipeline.execution.in_processes import InProcesses
-from stoker.pipeline.tuning.decisions import DecisionLog, TuningDecision
 from stoker.pipeline.tuning.knobs import Knob, KnobChange, KnobRange, MemoryUse, Tick, Why
 from stoker.pipeline.tuning.rules import Controller
 from stoker.pipeline.tuning.tuned_run import TunedRun
-from stoker.pipeline.tuning.tuner import Tuner
+from stoker.pipeline.tuning.tuner import DecisionLog, Tuner, TuningDecision
 from support import write_columns
 
 pytestmark = pytest.mark.usefixtures("awake_tuners")

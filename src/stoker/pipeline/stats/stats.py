@@ -14,7 +14,7 @@ from stoker.errors import ConfigError
 from stoker.pipeline.execution.choice import Execution
 
 if TYPE_CHECKING:
-    from stoker.pipeline.tuning.decisions import DecisionLog, TuningDecision
+    from stoker.pipeline.tuning.tuner import DecisionLog, TuningDecision
 
 PERCENTILES: Final = (50, 90, 99)
 _OF_BUFFER: Final = (Count.BUFFER_HITS, Count.BUFFER_MISSES, Count.BUFFER_WAIT)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker.concurrency.spans.thread_times import displaced_time
 from stoker.pipeline.columns import bytes_of
 from stoker.pipeline.execution.runner import Runner
-from stoker.pipeline.tuning.decisions import DecisionLog
 from stoker.pipeline.tuning.knobs import Knob, Tick
 from stoker.pipeline.tuning.rules import Controller
 from stoker.policy import STEP_SECONDS
@@ -70,8 +69,7 @@ class Tuning:
     Args:
         rules: choose the values.
         pool: the open shards.
-        log: lists the decisions.
-        worker: the DataLoader worker that reads; ``None``: none.
+        note: lists a change that was decided, with the samples and seconds before.
         far: whether any shard is fetched.
 
     Attributes:
@@ -83,9 +81,9 @@ class Tuning:
         samples, seconds: of all ticks.
     """
 
-    def __init__(self, rules: Controller, pool: ShardPool, log: DecisionLog, worker: int | None, *, far: bool) -> None:
+    def __init__(self, rules: Controller, pool: ShardPool, note: Callable[..., None], *, far: bool) -> None:
         self.rules, self.pool, self.far = rules, pool, far
-        self._log, self._worker = log, worker
+        self._note = note
         self.latest = self.epoch_time = self.chunk_bytes = self.samples = 0
         self.seconds = 0.0
         self.step_samples = sys.maxsize
@@ -105,7 +103,7 @@ class Tuning:
         self.samples += tick.samples
         self.seconds += tick.seconds
         for change in self.rules.observe(tick):
-            self._log.add(change, samples=self.samples, seconds=self.seconds, worker=self._worker)
+            self._note(change, samples=self.samples, seconds=self.seconds)
 
 
 class TunedRun:

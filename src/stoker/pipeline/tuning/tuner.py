@@ -1,4 +1,4 @@
-"""The tuner of a reader: whether its pipelines are tuned, within which bounds and how much memory."""
+"""The tuner of a reader: whether its pipelines are tuned, within which bounds and how much memory, and what it decided."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from stoker.cluster import LoaderWorker
+from stoker.concurrency.shared.rows import SharedRows
 from stoker.concurrency.spans.thread_times import displaced_time
-from stoker.pipeline.tuning.decisions import DecisionLog
 from stoker.policy import (
     LITTLE_WAITING,
     MOST_CHUNKS_AHEAD,
@@ -26,13 +28,19 @@ from stoker.policy import (
 from stoker.reading.shard_pool import ShardPool
 
 if TYPE_CHECKING:  # loops that are short, or read and compute only, need no rules
-    from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
+    from stoker.pipeline.tuning.knobs import Knob, KnobChange, KnobRange, MemoryUse
     from stoker.pipeline.tuning.rules import Controller
     from stoker.pipeline.tuning.tuned_run import TunedRun, Tuning
 
 FIRST: Final = 1_000_000_000
 _MOST: Final = 16_000_000_000
 """Nanoseconds after which it is first seen whether a tuner is needed; twice as many each time that it is not, up to these."""
+
+_KEPT: Final = 32
+"""Decisions of a process that are listed: the latest."""
+
+_FIELDS: Final = 9
+
 
 _reading: Final[weakref.WeakSet[Tuner]] = weakref.WeakSet()
 """Those of the readers of this process that are at work."""
@@ -168,7 +176,8 @@ class Tuner:
         given = ranges, memory, processors(sharers), number
         if self._tuning is None or self._given != given:
             self._given = given
-            self._tuning = Tuning(self.rules(ranges, memory), self._pool, self._log, number, far=far)
+            note = partial(self._log.add, worker=number)
+            self._tuning = Tuning(self.rules(ranges, memory), self._pool, note, far=far)
         return self._tuning.begin()
 
     def rules(self, ranges: Mapping[Knob, KnobRange], memory: MemoryUse) -> Controller:
@@ -195,3 +204,75 @@ def _lookahead(amounts: ReadAmounts, batch_size: int, memory: MemoryUse) -> tupl
     most = max(batch_size, memory.budget // memory.sample_bytes)
     # Half of the memory at first: what else needs some is not known.
     return max(batch_size, min(usual, most // 2)), most
+
+
+# -- decisions ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TuningDecision:
+    """A value that a tuner tried, and kept or withdrew.
+
+    Attributes:
+        setting: ``"read_threads"``, ``"read_processes"``, ``"chunks_ahead"``, ``"predownload"`` or ``"download_threads"``.
+        before: its value before.
+        after: its value in the trial.
+        kept: whether it stays.
+        why: what the trial was for.
+        gain: the part of the time of a sample that it saved; negative: that it cost.
+        samples: that the process had read before.
+        seconds: since its tuner began.
+        worker: the DataLoader worker whose tuner it is; ``None``: that of the process that has the dataset.
+    """
+
+    setting: str
+    before: int
+    after: int
+    kept: bool
+    why: str
+    gain: float
+    samples: int
+    seconds: float
+    worker: int | None
+
+
+class DecisionLog(SharedRows):
+    """Decisions of all processes that share a dataset object, the latest of each, in memory that they share."""
+
+    adds_up = False
+
+    def __init__(self) -> None:
+        super().__init__("stoker-tuning", 1 + _KEPT * _FIELDS)
+
+    def add(self, change: KnobChange, *, samples: int, seconds: float, worker: int | None) -> None:
+        """Note a decision of this process."""
+        why = [*type(change.why)].index(change.why)
+        row = self._mine()
+        with self._lock:
+            number = int(row[0])
+            at = 1 + number % _KEPT * _FIELDS
+            told = (change.knob, change.before, change.after, change.kept, why, round(1e6 * change.gain), samples)
+            for cell, value in enumerate((*told, round(1e6 * seconds), -1 if worker is None else worker), at):
+                row[cell] = int(value)
+            row[0] = number + 1
+
+    def decisions(self) -> tuple[TuningDecision, ...]:
+        """Those of all processes, each one's in their order, DataLoader workers last."""
+        rows = [row for row in self.rows() if row[0]]
+        if not rows:
+            return ()
+        from stoker.pipeline.tuning.knobs import Knob, Why
+
+        found: list[TuningDecision] = []
+        reasons = [why.value for why in Why]
+        for row in rows:
+            count, entries = int(row[0]), row[1:].reshape(_KEPT, _FIELDS).tolist()
+            for number in range(max(0, count - _KEPT), count):
+                knob, before, after, kept, why, gain, samples, seconds, worker = entries[number % _KEPT]
+                setting, by = Knob(knob).name.lower(), None if worker < 0 else worker
+                found.append(
+                    TuningDecision(
+                        setting, before, after, bool(kept), reasons[why], gain / 1e6, samples, seconds / 1e6, by
+                    )
+                )
+        return tuple(sorted(found, key=lambda one: (-1 if one.worker is None else one.worker, one.seconds)))

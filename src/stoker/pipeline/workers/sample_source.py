@@ -34,7 +34,7 @@ from stoker.types import Ids
 
 if TYPE_CHECKING:
     from stoker.pipeline.execution.chunk_process import MakeRun
-    from stoker.pipeline.tuning.decisions import DecisionLog
+    from stoker.pipeline.tuning.tuner import DecisionLog
 
 
 def in_order(shards: Ids) -> list[int]:
