@@ -193,7 +193,7 @@ class Placed(Step):
     """Gives each sample its position."""
 
     kind = "placed"
-    by_place = True
+    positioned = True
 
     def apply_at(self, sample: Any, place: Any, generators: Any) -> Any:
         return {**sample, "at": place.position}
@@ -277,6 +277,98 @@ def test_one_that_changes_columns_has_positions_wherever_it_stands(data: Path) -
     for dataset in (opened(data).apply(At("at")), opened(data).apply(At("at")).map(dict)):
         found = [int(number) for batch in dataset.batches() for number in batch["at"]]
         assert found == list(range(SAMPLES)) == [int(sample["at"]) for sample in dataset]
+
+
+@dataclass(frozen=True)
+class Seen(Step):
+    """A column of what it is told of the place of each sample."""
+
+    kind = "seen"
+    by_place = True
+
+    def apply_at(self, sample: Any, place: Any, generators: Any) -> Any:
+        return {**sample, "epoch": place.epoch, "position": place.position}
+
+
+@dataclass(frozen=True)
+class SeenColumns(Total):
+    kind = "seen_columns"
+
+    def change(self, values: dict[str, Any], positions: Any) -> dict[str, Any]:
+        assert positions is None
+        return dict(values)
+
+
+def test_one_that_does_not_ask_for_positions_is_told_none(data: Path) -> None:
+    dataset = opened(data).apply(SeenColumns("no")).apply(Seen("place"))
+    assert {sample["position"] for sample in dataset} == {None}
+    known = opened(data).apply(Seen("place")).apply(At("at"))
+    assert [sample["position"] for sample in known] == list(range(SAMPLES))
+    opened(data).apply(SeenColumns("no"))[0]
+
+
+def test_one_of_another_dataset_makes_its_columns_in_the_epoch(data: Path) -> None:
+    other = opened(data).rename({"id": "twice"}).map(dict).apply(Seen("place")).select(["twice", "epoch"])
+    dataset = opened(data).zip(other)
+    for epoch in range(2):
+        assert {sample["epoch"] for sample in dataset} == {epoch}
+    with pytest.raises(ConfigError, match=r"zip\(\)"):
+        StreamingShardLoader(dataset, StreamingConfig(rank=0, world_size=1))
+
+
+@pytest.mark.parametrize("key", [None, "id"])
+def test_one_that_changes_columns_of_another_dataset_does_so(data: Path, key: str | None) -> None:
+    other = opened(data).zip(opened(data).rename({"id": "twice"})).apply(Total("sum"))
+    if key is None:
+        dataset = opened(data).zip(other.select(["total"]))
+    else:
+        dataset = opened(data).join(other, on="id").select(["id", "total"])
+    found = {
+        int(row): total for batch in dataset.batches() for row, total in zip(batch["id"], batch["total"], strict=True)
+    }
+    assert found == {number: 2 * number for number in range(SAMPLES)}
+    assert dataset[7] == {"id": 7, "total": 14}
+    loader = StreamingShardLoader(dataset, StreamingConfig(rank=0, world_size=1))
+    assert {sample["id"]: sample["total"] for sample in loader} == found
+
+
+@dataclass(frozen=True)
+class Undeclared(Step):
+    kind = "undeclared"
+    by_place = True
+
+    def apply_at(self, sample: Any, place: Any, generators: Any) -> Any:
+        return {**sample, "x": generators(place, self.name, "numpy").random()}
+
+
+class Hidden(Cap):
+    kind = "hidden"
+
+    def __init__(self, name: str, limit: int) -> None:
+        super().__init__(name, 5)
+        self.limit = limit
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_one_that_draws_says_so(data: Path, flat: bool) -> None:
+    dataset = opened(data).flat_map(lambda sample: [sample]) if flat else opened(data)
+    with pytest.raises(TransformError, match=r"undeclared\(x\) asks for a generator.*Undeclared needs draws = True"):
+        next(dataset.apply(Undeclared("x")).batches())
+
+
+def test_one_whose_facts_contradict_is_refused(data: Path) -> None:
+    for fact in ("drops", "makes_several"):
+        with pytest.raises(ConfigError, match=r"total\(sum\): Both has calls = False.*give it apply\(sample\)"):
+            opened(data).apply(type("Both", (Total,), {fact: True})("sum"))
+    with pytest.raises(ConfigError, match=r"Hidden has 'limit', which is not a field.*@dataclass"):
+        opened(data).apply(Hidden("few", 5))
+
+
+@pytest.mark.parametrize("read", [list, lambda dataset: list(dataset.batches())])
+def test_an_error_names_one_that_changes_columns(data: Path, read: Any) -> None:
+    for dataset in (opened(data).apply(Total("sum")), opened(data).map(dict).apply(Total("sum"))):
+        with pytest.raises(TransformError, match=r"total\(sum\).* raised KeyError"):
+            read(dataset)
 
 
 @dataclass(frozen=True)

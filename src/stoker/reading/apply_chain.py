@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from stoker.concurrency.user_code import runs_steps
+from stoker.errors import ConfigError
 from stoker.reading.steps import Generator, Generators, LeftOut, SamplePlace, SeveralSamples, Step
 from stoker.types import Batch, Ids, Transform
 
@@ -66,21 +67,24 @@ class EpochChain:
             positions: positions in the epoch.
         """
         steps, generators = self._steps, self._generator
-        of_samples = (streams.tolist(), ids.tolist(), repetitions.tolist(), positions.tolist())
+        # Without a step that asks for them, positions are not known everywhere.
+        known = positions.tolist() if any(step.positioned for step in steps) else repeat(None)
+        of_samples = (streams.tolist(), ids.tolist(), repetitions.tolist(), known)
         places = map(SamplePlace, repeat(self._epoch), *of_samples)
         if self._flat:
             return lambda sample: _several(sample, steps, next(places), generators)
-        bound: list[tuple[Step, Callable[..., Any], bool]] = [
-            (step, step.apply_at if step.by_place else step.apply, step.by_place) for step in steps
+        bound: list[tuple[Step, Callable[..., Any], Generators | None]] = [
+            (step, step.apply_at, _allowed(step, generators)) if step.by_place else (step, step.apply, None)
+            for step in steps
         ]
-        if not any(by_place for _, _, by_place in bound):
+        if not any(step.by_place for step in steps):
             places = repeat(_NOWHERE)  # type: ignore[assignment]
 
         @runs_steps
         def make(sample: Any) -> Any:
             place = next(places)
-            for step, apply, by_place in bound:
-                sample = apply(sample, place, generators) if by_place else apply(sample)
+            for step, apply, drawn in bound:
+                sample = apply(sample) if drawn is None else apply(sample, place, drawn)
                 if type(sample) is LeftOut:
                     return step.dropped_sample(sample)
             return sample
@@ -113,6 +117,15 @@ class EpochChain:
         return numpy_generator
 
 
+def _allowed(step: Step, generators: Generators) -> Generators:
+    """The generators, of a step that draws; another's numbers would not be told apart by name."""
+    return generators if step.draws else partial(_refuse_generators, step)
+
+
+def _refuse_generators(step: Step, *_: object) -> Any:
+    raise ConfigError(f"{step.told} asks for a generator of random numbers: {type(step).__name__} needs draws = True")
+
+
 def _torch_generator(digest: bytes, place: SamplePlace) -> Any:
     import torch
 
@@ -131,7 +144,8 @@ def _several(sample: Any, steps: Sequence[Step], place: SamplePlace, generators:
         items, dropped = list(zip(sample.numbers, sample, strict=True)), sample.dropped
     for step in steps:
         if step.by_place:
-            made = [(item, step.apply_at(one, place._replace(item=item), generators)) for item, one in items]
+            drawn = _allowed(step, generators)
+            made = [(item, step.apply_at(one, place._replace(item=item), drawn)) for item, one in items]
         else:
             made = [(item, step.apply(one)) for item, one in items]
         if step.makes_several:

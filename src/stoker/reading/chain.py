@@ -69,9 +69,9 @@ class Chain(StepMethods):
         return tuple(step.name for step in self.steps)
 
     @property
-    def draws(self) -> bool:
-        """Whether any step draws random numbers."""
-        return any(step.draws or step.of_epoch for step in self.steps)
+    def of_epoch(self) -> bool:
+        """Whether what it makes of a sample depends on the epoch, such as by random numbers."""
+        return any(step.of_epoch for step in self.steps)
 
     @property
     def takes_batch(self) -> str:
@@ -100,12 +100,12 @@ class Chain(StepMethods):
     @property
     def unfit(self) -> str:
         """The first step that makes of a sample alone not one sample, by its method; empty where there is none."""
-        return self._first(lambda step: _needs_place(step) or step.other is not None)
+        return self._first(lambda step: step.of_epoch or not step.makes_one or step.other is not None)
 
     @property
     def unplaced(self) -> str:
         """The first step that needs an epoch or a position, or may not make one sample of one, by its method."""
-        return self._first(lambda step: _needs_place(step) or step.of_epoch)
+        return self._first(lambda step: step.of_epoch or not step.makes_one)
 
     def _first(self, wanted: Callable[[Step], bool]) -> str:
         return next((f"{step.kind}()" for step in self.steps if wanted(step)), "")
@@ -118,10 +118,6 @@ class Chain(StepMethods):
 
     def __repr__(self) -> str:
         return "".join(("Chain()", *(f".{step.told}" for step in self.steps)))
-
-
-def _needs_place(step: Step) -> bool:
-    return step.by_place or step.draws or not step.makes_one
 
 
 def as_chain(transform: Any) -> Chain:

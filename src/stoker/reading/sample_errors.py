@@ -99,7 +99,7 @@ def _raised(error: BaseException, origin: SampleLocation) -> TransformError:
     """The error of a sample of which a transform, or a step of a chain, raised an error."""
     step = step_of(error)
     function = "the transform"
-    if step is not None and step.calls and not step.own and step.other is None:
+    if step is not None and step.calls_user_code and not step.own:
         function = f"{step.kind}({step.name})"
     told = str(error).removeprefix(f"{origin.file}: ")
     return transform_error(f"raised {type(error).__name__}: {told}", origin, function)

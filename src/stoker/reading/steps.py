@@ -75,8 +75,8 @@ class Other(Protocol):
         """Number of its samples."""
 
     @property
-    def draws(self) -> bool:
-        """Whether its own chain draws random numbers."""
+    def of_epoch(self) -> bool:
+        """Whether what its own chain makes of a sample depends on the epoch."""
 
     @property
     def about(self) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ class SamplePlace(NamedTuple):
         stream: number of its stream.
         number: its id in the stream.
         repetition: its position where the epoch may have a sample more than once; else 0.
-        position: its position in the epoch, from 0.
+        position: its position in the epoch, from 0; ``None`` where no step of the chain is ``positioned``.
         item: its number among the samples that were made of one.
     """
 
@@ -132,7 +132,7 @@ class Step:
         drops: whether it may drop a sample, for :data:`LEFT_OUT` or :data:`TO_REPLACE`.
         replaces: whether others come in the places of those that it drops.
         positioned: whether it needs the position of an epoch.
-        draws: whether it draws random numbers, which belong to its name.
+        draws: whether it draws random numbers, by its generators; they belong to its name.
         takes_batch: whether it takes a whole batch as columns, whose rows need not be samples after it.
         own: whether stoker adds it itself, so that no state tells of it.
     """
@@ -159,10 +159,15 @@ class Step:
 
     def apply_at(self, sample: Any, place: SamplePlace, generators: Generators) -> Any:  # noqa: ARG002
         """The same, of a sample whose place in the epoch is known."""
-        return self.apply(sample) if self.calls else self.change(sample, np.int64(place.position))
+        if self.calls:
+            return self.apply(sample)
+        return self.change(sample, np.int64(place.position) if self.positioned else None)
 
     def change(self, values: dict[str, Any], positions: Any) -> dict[str, Any]:  # noqa: ARG002
-        """Columns, or a sample, as it makes them; ``positions`` is an array of their positions in the epoch, or a number."""
+        """Columns, or a sample, as it makes them.
+
+        ``positions``: an array of their positions in the epoch, or a number; ``None`` unless it is ``positioned``.
+        """
         raise ConfigError(
             f"{self.told}: {type(self).__name__} lacks change(values, positions), which calls = False asks for"
         )
@@ -171,7 +176,7 @@ class Step:
     def change_batch(self, batch: Batch, positions: Ids, first: Callable[[], object]) -> Batch:
         """Columns as it makes them, all of one length. ``first`` says where the first sample comes from."""
         try:
-            made = self.change(batch, positions)
+            made = self.change(batch, positions if self.positioned else None)
         except BaseException as error:
             user_code.pass_exits(error)
             raise TransformError(
@@ -222,8 +227,8 @@ class Step:
 
     @property
     def of_epoch(self) -> bool:
-        """Whether it takes another dataset whose own chain draws random numbers, which are those of an epoch."""
-        return False
+        """Whether what it makes of a sample depends on the epoch."""
+        return self.by_place or self.draws
 
     @property
     def makes_one(self) -> bool:
@@ -536,7 +541,7 @@ class Beside(Step):
 
     @property
     def of_epoch(self) -> bool:
-        return self.dataset.draws
+        return self.dataset.of_epoch
 
     @property
     def told(self) -> str:

@@ -163,7 +163,7 @@ def test_methods_add_to_the_chain_of_a_new_dataset(data: Path) -> None:
     assert repr(made.chain) == "Chain().map(transform).random_map(noise).random_map(flip, generator='torch')"
     assert dataset.chain.names == ("transform",)
     assert [one[2:] for one in told(made)] == [one[2:] for one in told(opened(data))]
-    assert not dataset.chain.draws
+    assert not dataset.chain.of_epoch
     assert next(iter(dataset)).keys() == {"id", "x"}
     with pytest.raises(ConfigError, match=r"call map\(\), filter\(\) and other steps first"):
         made.map(doubled)

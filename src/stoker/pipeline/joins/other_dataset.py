@@ -14,6 +14,7 @@ from stoker.reading.chain import as_chain
 from stoker.reading.projection import stored_names
 from stoker.reading.row_reader import RowReader
 from stoker.reading.shard_pool import ShardPool
+from stoker.reading.steps import Step
 from stoker.streams.key_index import KeyIndex
 from stoker.streams.streams import Streams
 
@@ -81,12 +82,12 @@ class OtherDataset:
     @property
     def makes_samples(self) -> bool:
         """Whether its own functions make its samples, so that only these know the columns."""
-        return any(step.calls for step in self.settings.steps)
+        return any(_makes_values(step) for step in self.settings.steps)
 
     @property
-    def draws(self) -> bool:
-        """Whether its own chain draws random numbers."""
-        return as_chain(self.settings.transform).draws
+    def of_epoch(self) -> bool:
+        """Whether what its own chain makes of a sample depends on the epoch."""
+        return as_chain(self.settings.transform).of_epoch
 
     @property
     def read_names(self) -> tuple[str, ...]:
@@ -115,7 +116,7 @@ class OtherDataset:
             )
         names = {name: (0, name) for name in self.pool.index.columns}
         names |= {name: (source, stored) for name, source, stored in self.settings.layout}
-        begin = tuple(takewhile(lambda step: not step.calls, self.settings.steps))
+        begin = tuple(takewhile(lambda step: not _makes_values(step), self.settings.steps))
         names |= {
             name: names[stored] for name, stored in stored_names(begin, self.read_names).items() if stored in names
         }
@@ -177,3 +178,8 @@ class OtherDataset:
 
     def __hash__(self) -> int:
         return hash((self._streams.index.fingerprint, self.settings.steps))
+
+
+def _makes_values(step: Step) -> bool:
+    """Whether columns after a step may hold other values than those that are stored."""
+    return step.calls or step.calls_user_code
