@@ -14,7 +14,7 @@ from PIL import Image
 
 from cases import describe
 from stoker.formats.base import FileInfo, ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import MappedSource
+from stoker.formats.common.inspect_header import MappedSource
 from stoker.formats.registry import get_format
 from stoker.writing.image_folders import JPEGWriter, PNGWriter
 from stoker.writing.registry import writer_of

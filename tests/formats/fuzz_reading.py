@@ -15,10 +15,9 @@ from stoker.catalog.unindexed.file_facts import parse_facts
 from stoker.catalog.unindexed.inspect_headers import span_array
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import UNKNOWN, FileInfo, FilePart, ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.common.compression import parse_compression
 from stoker.formats.common.file_shards import UnindexedFile
-from stoker.formats.common.inspect_header import HeaderFacts
+from stoker.formats.common.inspect_header import HeaderFacts, MappedSource
 from stoker.formats.parquet.footer.footer import read_facts, read_footer
 from stoker.formats.parquet.footer.predicate import Predicate
 from stoker.formats.registry import get_format

@@ -23,7 +23,7 @@ from stoker.concurrency.shared.node_file import path_for_others
 from stoker.digests import fastest_hash, new_hash
 from stoker.errors import StokerError, StorageFullError
 from stoker.formats.base import FileInfo, ShardInfo
-from stoker.formats.common.rows.reused_memory import LEAST, ReusedBlocks
+from stoker.formats.common.gather import LEAST, ReusedBlocks
 from stoker.index.version import VersionWatch
 from stoker.policy import SHARED_SHARDS, reused_memory
 from stoker.storage import Store

@@ -25,7 +25,7 @@ import numpy as np
 from stoker.concurrency.forks import ProcessFile, ProcessLocal, ProcessLock
 from stoker.concurrency.shared.node_file import NodeFile, open_file_of
 from stoker.digests import blake2b
-from stoker.formats.common.rows.reused_memory import populate
+from stoker.formats.common.gather import populate
 from stoker.policy import SHARED_SHARDS, most_shared_shards
 from stoker.storage.files.mapped import MappedFile
 from stoker.types import HeldBytes

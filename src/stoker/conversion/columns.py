@@ -15,8 +15,8 @@ from stoker.conversion.source import ConversionSource, FileSource
 from stoker.conversion.task import items
 from stoker.conversion.values import ColumnPlan, Transform, adapted, apply, check_encoding, taken, without_nulls
 from stoker.errors import ConfigError, EncodingError, SampleError
-from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import get_encoding
+from stoker.formats.mds.encodings.base import UnfitValueError
 from stoker.formats.one_file import CLASS, LABEL
 from stoker.reading.bad_samples import is_of_sample
 from stoker.types import Batch, Ids, Sample

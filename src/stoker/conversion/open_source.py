@@ -26,7 +26,7 @@ from stoker.conversion.schema import ColumnType, of_arrow, of_values
 from stoker.conversion.source import ConversionSource, FileSource, ShardSource, verbatim_images
 from stoker.errors import ConfigError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSourceFile
+from stoker.formats.common.inspect_header import ByteSourceFile
 from stoker.formats.lance.reader import NAME as LANCE
 from stoker.formats.lance.reader import LanceSpan
 from stoker.formats.one_file import FILES, IMAGES, SUFFIXES, content_column

@@ -23,8 +23,8 @@ from stoker.errors import (
     StokerError,
     TooManyBadSamplesError,
 )
-from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import get_encoding
+from stoker.formats.mds.encodings.base import UnfitValueError
 from stoker.reading.bad_samples import BadSampleLog, as_dict, is_of_sample
 from stoker.types import Batch, Column, Ids, Sample
 

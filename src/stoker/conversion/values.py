@@ -18,8 +18,8 @@ from stoker.conversion.schema import Reading
 from stoker.display import with_article
 from stoker.errors import ConfigError, EncodingError, FormatError, TransformError
 from stoker.formats.common.container import fixed_kind
-from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings import get_encoding
+from stoker.formats.mds.encodings.base import UnfitValueError, describe
 from stoker.formats.one_file import SIGNATURES
 from stoker.formats.parquet.columns import list_dtype
 from stoker.storage.files.regular import read_regular

@@ -15,11 +15,10 @@ import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.compression import PACKED
 from stoker.formats.common.file_shards import UnindexedFile, describe_file
-from stoker.formats.common.inspect_header import HeaderFacts, Partition
-from stoker.formats.common.rows.merge import iterate_each, read_each
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, Partition
+from stoker.formats.unstacked import iterate_each, read_each
 from stoker.types import Batch, Buffer, Ids, Sample
 
 _FIRST: Final = np.zeros(1, dtype=np.int64)

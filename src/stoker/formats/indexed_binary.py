@@ -14,9 +14,8 @@ import numpy as np
 
 from stoker.errors import CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.container import PackedFormat, PackedShard
-from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, check_count, only_settings
 from stoker.types import Array, Buffer, Column, Ids
 
 _WIDTH = 8

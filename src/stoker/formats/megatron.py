@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource, whole
 from stoker.formats.common.container import PackedFormat, PackedShard
 from stoker.formats.common.file_shards import SpanDetail, span_bytes
 from stoker.formats.common.inspect_header import (
+    ByteSource,
     HeaderFacts,
     ShardSpan,
     check_count,
     only_settings,
     piece_bytes,
+    whole,
 )
 from stoker.types import Array, Buffer, Column, Ids
 

@@ -14,9 +14,16 @@ import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.checks import parse_columns, parse_files, parse_samples, refuse
+from stoker.formats.common.checks import (
+    check_rows,
+    decode_values,
+    parse_columns,
+    parse_files,
+    parse_samples,
+    refuse,
+    wanted_columns,
+)
 from stoker.formats.common.inspect_header import only_settings
-from stoker.formats.common.read_checks import check_rows, decode_values, wanted_columns
 from stoker.formats.format import Format
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.media.source import HANDLED, MEDIA, BytesInMemory, MediaSource, StoredFile

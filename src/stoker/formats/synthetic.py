@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.checks import refuse
+from stoker.formats.common.checks import check_rows, refuse, wanted_columns
 from stoker.formats.common.file_shards import SpanDetail
-from stoker.formats.common.read_checks import check_rows, wanted_columns
-from stoker.formats.common.rows.gather import address_of, gather_rows
+from stoker.formats.common.gather import address_of, gather_rows
 from stoker.formats.format import Format
 from stoker.integers import GOLDEN, finalise_array
 from stoker.types import Array, Batch, Buffer, Column, Ids

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from stoker.formats.common.rows.reused_memory import empty
+from stoker.formats.common.gather import empty
 from stoker.types import Array
 
 

@@ -14,11 +14,10 @@ from stoker.catalog.unindexed.inspect_headers import StoreSource, span_array
 from stoker.catalog.unindexed.open_files import unindexed_format
 from stoker.errors import ConfigError, CorruptDataError, FormatError, MissingPackageError, StokerError
 from stoker.formats.base import FileInfo, ShardInfo
-from stoker.formats.common.byte_source import ByteSource, MappedSource
 from stoker.formats.common.checks import most_unpacked
 from stoker.formats.common.compression import codec_of, parse_compression
 from stoker.formats.common.file_shards import SpanDetail, UnindexedFile
-from stoker.formats.common.inspect_header import HeaderFacts
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, MappedSource
 from stoker.formats.format import Format
 from stoker.formats.parquet.footer.facts import storage_of
 from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task

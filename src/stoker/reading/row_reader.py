@@ -12,8 +12,8 @@ import numpy as np
 from stoker.concurrency.spans.recorder import recorder
 from stoker.concurrency.spans.sample_clock import SampleClock
 from stoker.errors import DecodeError, SampleError
-from stoker.formats.common.rows.merge import check_types, scatter
 from stoker.formats.mds.encodings.images import last_left, loaded
+from stoker.formats.unstacked import check_types, scatter
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.sample_errors import (

@@ -16,8 +16,8 @@ from stoker.concurrency.spans.recorder import Stage, begin_span, end_span, recor
 from stoker.concurrency.spans.sample_clock import SampleClock, StretchClock
 from stoker.errors import FormatError
 from stoker.formats.base import ShardReader
-from stoker.formats.common.rows.merge import check_types, scatter
 from stoker.formats.registry import get_format
+from stoker.formats.unstacked import check_types, scatter
 from stoker.reading.sample_errors import SampleLocation, apply_transform, decode_error
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids, Sample, Transform

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
-from stoker.formats.kinds import ColumnKind, column_kinds
+from stoker.formats.common.entries import ColumnKind, column_kinds
 from stoker.streams.streams import Streams
 
 _MOST_TOLD = 5

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from stoker.errors import ConfigError, CorruptDataError, StokerError
-from stoker.formats.kinds import column_kinds
+from stoker.formats.common.entries import column_kinds
 from stoker.formats.mds.encodings import get_encoding
 from stoker.storage import Store, is_local, open_store
 from stoker.streams.streams import Streams

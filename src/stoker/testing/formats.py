@@ -15,9 +15,9 @@ import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.common.byte_source import MappedSource
+from stoker.formats.common.entries import column_kinds
+from stoker.formats.common.inspect_header import MappedSource
 from stoker.formats.format import Format
-from stoker.formats.kinds import column_kinds
 from stoker.formats.registry import get_format
 from stoker.formats.unstacked import as_batch
 from stoker.loaders.dataset import StreamingDataset

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.formats.kinds import ColumnKind
+from stoker.formats.common.entries import ColumnKind
 from stoker.types import Array, Column
 
 

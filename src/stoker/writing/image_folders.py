@@ -14,8 +14,8 @@ from stoker.errors import ConfigError, MissingPackageError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET, check_basename
 from stoker.formats.common.records import batch_length, blame, check_sample
-from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings import get_encoding
+from stoker.formats.mds.encodings.base import UnfitValueError, describe
 from stoker.formats.one_file import LABEL
 from stoker.writing.base import Writer, WriterOptions, check_hash_names
 from stoker.writing.destination import OutPath

@@ -10,10 +10,10 @@ from typing import Any, Final, Unpack
 from stoker.arguments import checked
 from stoker.catalog.unindexed.inspect_headers import StoreSource
 from stoker.errors import ConfigError, CorruptDataError, FormatError, MissingPackageError, StokerError
-from stoker.formats.common.byte_source import ByteSourceFile
+from stoker.formats.common.inspect_header import ByteSourceFile
 from stoker.formats.common.records import batch_length, blame, check_sample
-from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import get_encoding
+from stoker.formats.mds.encodings.base import UnfitValueError
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.columns import ParquetColumn, read_declared, schema_of, stored, stored_to_arrow, to_arrow
 from stoker.storage import Store

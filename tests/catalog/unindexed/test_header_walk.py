@@ -21,7 +21,7 @@ from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed import inspect_headers as stepping
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import CorruptDataError
-from stoker.formats.common.byte_source import MappedSource, check_range
+from stoker.formats.common.inspect_header import MappedSource, check_range
 from stoker.formats.registry import get_format
 from stoker.formats.tfrecord.writer import TFRecordEncoder
 from stoker.reading.samples import read_samples

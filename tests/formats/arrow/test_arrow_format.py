@@ -22,7 +22,7 @@ from stoker import StreamingDataset
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.arrow.layout import arrow_layout
 from stoker.formats.base import ReadOptions
-from stoker.formats.common.byte_source import MappedSource
+from stoker.formats.common.inspect_header import MappedSource
 from stoker.formats.registry import get_format
 from stoker.writing.registry import writer_of
 

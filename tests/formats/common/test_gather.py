@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker.formats.common.rows.gather import address_of, gather_rows
+from stoker.formats.common.gather import address_of, gather_rows
 
 
 @pytest.mark.parametrize("at_once", [False, True])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from patience import PATIENCE
-from stoker.formats.common.rows.reused_memory import ReusedBlocks
+from stoker.formats.common.gather import ReusedBlocks
 
 
 def test_memory_that_nobody_uses_is_given_out_again() -> None:

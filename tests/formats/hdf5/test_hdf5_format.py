@@ -18,7 +18,7 @@ from patience import PATIENCE
 from stoker import StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StorageError
 from stoker.formats.base import ReadOptions
-from stoker.formats.common.byte_source import ByteSource, MappedSource
+from stoker.formats.common.inspect_header import ByteSource, MappedSource
 from stoker.formats.hdf5.reader import HDF5Format, _datasets
 from stoker.writing.registry import writer_of
 
@@ -322,7 +322,7 @@ _KEEPS_ERRORS = """
 import sys, threading, time
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.formats.hdf5.reader import HDF5Format, _datasets
-from stoker.formats.common.byte_source import MappedSource
+from stoker.formats.common.inspect_header import MappedSource
 from stoker.formats.base import ShardInfo, FileInfo
 
 kept = []

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import CorruptDataError
-from stoker.formats.common.rows.reused_memory import LEAST, ReusedBlocks, empty
+from stoker.formats.common.gather import LEAST, ReusedBlocks, empty
 from stoker.formats.parquet.reader import ParquetFormat
 from stoker.reading.shard_pool import ShardPool
 from support import open_parquet

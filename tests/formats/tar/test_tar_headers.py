@@ -20,7 +20,7 @@ from packed_cases import opened
 from stoker import StreamingDataset
 from stoker.errors import CorruptDataError
 from stoker.formats.base import ReadOptions
-from stoker.formats.common.byte_source import HeadView, MappedSource
+from stoker.formats.common.inspect_header import HeadView, MappedSource
 from stoker.formats.media.audio import Audio
 from stoker.formats.tar.headers import read_files
 

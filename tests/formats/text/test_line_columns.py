@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from stoker import StreamingDataset
 from stoker.errors import CorruptDataError
 from stoker.formats.base import FileInfo, ShardInfo
-from stoker.formats.common.byte_source import MappedSource
-from stoker.formats.common.rows.merge import read_each
-from stoker.formats.common.values import UnfitValueError
+from stoker.formats.common.inspect_header import MappedSource
+from stoker.formats.mds.encodings.base import UnfitValueError
 from stoker.formats.registry import get_format
 from stoker.formats.text import csv, line_index, line_shards
 from stoker.formats.text import json as text_json
 from stoker.formats.text.line_index import find_lines
+from stoker.formats.unstacked import read_each
 from stoker.types import Batch
 from stoker.writers import CSVWriter, JSONWriter
 

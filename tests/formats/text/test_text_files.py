@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from s3server import Bucket
 from stoker import StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, DecodeError, IndexFileError
-from stoker.formats.common.byte_source import MappedSource
+from stoker.formats.common.inspect_header import MappedSource
 from stoker.formats.text import line_index as textlines
 from stoker.formats.text import line_shards
 from stoker.formats.text.csv import split_line

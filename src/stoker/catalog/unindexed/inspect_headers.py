@@ -24,10 +24,9 @@ from stoker.cache.base import ShardCache
 from stoker.catalog.unindexed.find_files import HEADERS_AT_ONCE, SourceFiles, read_listed
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.base import ShardInfo
-from stoker.formats.common.byte_source import ByteSource, MappedSource, check_range
 from stoker.formats.common.compression import codec_of
 from stoker.formats.common.file_shards import UnindexedFile, file_mark, packed_file, whole_file
-from stoker.formats.common.inspect_header import HeaderFacts, Partition
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, MappedSource, Partition, check_range
 from stoker.formats.format import Format
 from stoker.policy import READ_WHOLE
 from stoker.storage import ObjectInfo, Store, is_local
@@ -91,7 +90,7 @@ class WalkedSource:
         self._seconds = 0.0
 
     def read(self, start: int, end: int) -> bytes:
-        """See :class:`~stoker.formats.common.byte_source.ByteSource`."""
+        """See :class:`~stoker.formats.common.inspect_header.ByteSource`."""
         check_range(self, start, end)
         if end - start > self._size:  # what a member holds, not a head
             return self._read(start, end)
@@ -341,7 +340,7 @@ class StoreSource:
         self._blocks: deque[tuple[int, bytes]] = deque(maxlen=_HELD)
 
     def read(self, start: int, end: int) -> bytes:
-        """See :class:`~stoker.formats.common.byte_source.ByteSource`."""
+        """See :class:`~stoker.formats.common.inspect_header.ByteSource`."""
         check_range(self, start, end)
         if end - start > self._block:  # of a file that is read through, or a large header, whose end may be there
             held = next((one for one in self._blocks if one[0] < end <= one[0] + len(one[1])), (end, b""))

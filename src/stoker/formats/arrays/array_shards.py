@@ -21,9 +21,9 @@ import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.common.checks import decode_fixed
 from stoker.formats.common.container import PackedFormat, PackedShard, fixed_kind, read_gathered
-from stoker.formats.common.read_checks import decode_fixed
-from stoker.formats.common.rows.gather import gather_rows
+from stoker.formats.common.gather import gather_rows
 from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.types import Array, Batch, Buffer, Column, Ids
 

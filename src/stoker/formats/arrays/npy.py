@@ -26,10 +26,9 @@ from stoker.formats.arrays.array_shards import (
     split_shape,
 )
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import DECODE_ERRORS
 from stoker.formats.common.container import PackedEncoder, read_offsets
-from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, check_count, only_settings
 from stoker.formats.common.records import BytesLike
 from stoker.types import Array, Buffer, Ids
 

@@ -30,10 +30,16 @@ from stoker.formats.arrays.array_shards import (
 )
 from stoker.formats.arrays.npy import npy_header, parse_header
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource
 from stoker.formats.common.checks import DECODE_ERRORS, check_memory
 from stoker.formats.common.container import PackedEncoder, read_offsets
-from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
+from stoker.formats.common.inspect_header import (
+    ByteSource,
+    ByteSourceFile,
+    HeaderFacts,
+    MappedSource,
+    check_count,
+    only_settings,
+)
 from stoker.formats.common.records import BytesLike
 from stoker.types import Array, Buffer, Ids
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stoker.errors import CorruptDataError
-from stoker.formats.common.byte_source import ByteSource
+from stoker.formats.common.inspect_header import ByteSource
 
 _MAGIC: Final = b"ARROW1"
 _SCHEMA: Final = 1

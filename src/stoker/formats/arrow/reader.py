@@ -16,8 +16,7 @@ import numpy as np
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.arrow.layout import arrow_layout
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource
-from stoker.formats.common.checks import check_memory
+from stoker.formats.common.checks import check_memory, decode_fixed, decode_values
 from stoker.formats.common.container import (
     PackedEncoder,
     PackedFormat,
@@ -27,17 +26,23 @@ from stoker.formats.common.container import (
     read_gathered,
     read_offsets,
 )
-from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
-from stoker.formats.common.read_checks import decode_fixed, decode_values
+from stoker.formats.common.entries import FLOATS
+from stoker.formats.common.inspect_header import (
+    ByteSource,
+    ByteSourceFile,
+    HeaderFacts,
+    MappedSource,
+    check_count,
+    only_settings,
+)
 from stoker.formats.common.records import BytesLike
-from stoker.formats.common.rows.merge import scatter
-from stoker.formats.kinds import FLOATS
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.columns import TEXTS
 from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.formats.parquet.pages.arrow_values import as_values
 from stoker.formats.parquet.pages.values import ColumnValues, Fixed, gather
+from stoker.formats.unstacked import scatter
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 # What pyarrow, and what is made of its arrays, raise for damaged files, beside its own errors.

@@ -25,15 +25,21 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.common.checks import MAX_OFFSET, parse_columns, parse_files, parse_samples
-from stoker.formats.common.read_checks import check_rows, unsafe_columns, wanted_columns
+from stoker.formats.common.checks import (
+    MAX_OFFSET,
+    check_rows,
+    parse_columns,
+    parse_files,
+    parse_samples,
+    unsafe_columns,
+    wanted_columns,
+)
+from stoker.formats.common.gather import address_of, gather_rows
 from stoker.formats.common.records import BytesLike
-from stoker.formats.common.rows.gather import address_of, gather_rows
-from stoker.formats.common.rows.merge import read_each
 from stoker.formats.format import Format
 from stoker.formats.mds.encoder import MDSEncoder
 from stoker.formats.mds.encodings import Encoding, get_encoding
-from stoker.formats.unstacked import Unstacked, scalars_of, spread
+from stoker.formats.unstacked import Unstacked, read_each, scalars_of, spread
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 # Most bytes of a data file's headers, which the records' own bytes do not count.

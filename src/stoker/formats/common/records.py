@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import EncodingError, MissingPackageError
 from stoker.formats.common.checks import MAX_OFFSET
-from stoker.formats.common.values import UnfitValueError
+from stoker.formats.mds.encodings.base import UnfitValueError
 from stoker.types import Ids
 
 BytesLike = bytes | bytearray | memoryview

@@ -32,10 +32,17 @@ from stoker.formats.arrays.array_shards import (
 )
 from stoker.formats.arrays.npz import check_rows
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource, check_range
 from stoker.formats.common.checks import DECODE_ERRORS, check_memory
 from stoker.formats.common.container import PackedEncoder, read_offsets
-from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
+from stoker.formats.common.inspect_header import (
+    ByteSource,
+    ByteSourceFile,
+    HeaderFacts,
+    MappedSource,
+    check_count,
+    check_range,
+    only_settings,
+)
 from stoker.formats.common.records import BytesLike
 from stoker.formats.hdf5.skeleton import Skeleton, hdf5_file, load_h5py, make_dataset
 from stoker.types import Array, Buffer, Ids

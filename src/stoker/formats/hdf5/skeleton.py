@@ -16,7 +16,7 @@ import numpy as np
 
 from stoker.concurrency.threads import call_at_end
 from stoker.errors import import_option
-from stoker.formats.common.byte_source import SeekableFile
+from stoker.formats.common.inspect_header import SeekableFile
 
 Part = TypeVar("Part", bound=Sized)
 

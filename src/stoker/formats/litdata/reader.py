@@ -20,19 +20,20 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.arrow.reader import ArrowFormat, ArrowShard
 from stoker.formats.base import FileInfo, ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.common.checks import (
     DECODE_ERRORS,
     check_memory,
+    check_rows,
     most_unpacked,
     parse_files,
     parse_samples,
     refuse,
     string_list,
+    wanted_columns,
 )
 from stoker.formats.common.compression import parse_compression
-from stoker.formats.common.read_checks import check_rows, wanted_columns
-from stoker.formats.common.rows.gather import address_of, gather_rows
+from stoker.formats.common.gather import address_of, gather_rows
+from stoker.formats.common.inspect_header import MappedSource
 from stoker.formats.format import Format
 from stoker.formats.litdata.index import TOKENS
 from stoker.formats.litdata.values import (

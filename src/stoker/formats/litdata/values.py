@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import FormatError
-from stoker.formats.common.values import parse_json
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.mds.encodings.scalars import bfloat16_values
+from stoker.formats.mds.encodings.text import parse_json
 from stoker.types import Array
 
 __all__ = ["FIXED", "decoder_of", "dtype_of", "pickled", "word_of"]

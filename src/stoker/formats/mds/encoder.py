@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, EncodingError, FormatError, MissingPackageError
 from stoker.formats.common.records import BytesLike, RecordEncoder, Records, batch_length, blame
-from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.mds.encodings.arrays import FixedArray
+from stoker.formats.mds.encodings.base import UnfitValueError
 from stoker.formats.mds.encodings.registry import mds_encoding
 from stoker.types import Ids
 

@@ -15,9 +15,19 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.checks import DECODE_ERRORS, mds_spec, parse_columns, parse_files, parse_samples, refuse
-from stoker.formats.common.read_checks import check_rows, cut_error, unsafe_columns, wanted_columns
-from stoker.formats.common.rows.gather import address_of, gather_rows, gather_u32
+from stoker.formats.common.checks import (
+    DECODE_ERRORS,
+    check_rows,
+    cut_error,
+    mds_spec,
+    parse_columns,
+    parse_files,
+    parse_samples,
+    refuse,
+    unsafe_columns,
+    wanted_columns,
+)
+from stoker.formats.common.gather import address_of, gather_rows, gather_u32
 from stoker.formats.format import Format
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.mds.encodings.registry import UnknownEncoding, mds_encoding, registered

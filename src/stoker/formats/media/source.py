@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from stoker.concurrency.forks import ProcessLock
 from stoker.errors import ConfigError
-from stoker.formats.common.byte_source import ByteSourceFile, check_range
+from stoker.formats.common.inspect_header import ByteSourceFile, check_range
 from stoker.storage import Store, is_local, open_store
 from stoker.types import StorageOptions
 

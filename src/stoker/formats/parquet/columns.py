@@ -16,8 +16,8 @@ import numpy as np
 
 from stoker.errors import EncodingError
 from stoker.formats.common.container import fixed_kind
-from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import Encoding, get_encoding
+from stoker.formats.mds.encodings.base import UnfitValueError
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.schema import DECLARED_KEY, ColumnSchema, plain_layout, tensor_order
 from stoker.types import Column

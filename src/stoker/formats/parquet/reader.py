@@ -13,15 +13,12 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import FilePart, ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource
-from stoker.formats.common.checks import check_memory
+from stoker.formats.common.checks import check_memory, check_rows, unsafe_columns, wanted_columns
 from stoker.formats.common.container import encodings_of, read_gathered
+from stoker.formats.common.entries import FLOATS
 from stoker.formats.common.file_shards import UnindexedFile
-from stoker.formats.common.inspect_header import HeaderFacts, Partition, only_settings
-from stoker.formats.common.read_checks import check_rows, unsafe_columns, wanted_columns
-from stoker.formats.common.rows.merge import iterate_rows
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, Partition, only_settings
 from stoker.formats.format import Format
-from stoker.formats.kinds import FLOATS
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.facts import (
     COMPRESSED,
@@ -40,6 +37,7 @@ from stoker.formats.parquet.pages.decode import as_arrays, column_batches, decod
 from stoker.formats.parquet.pages.lists import decode_equal, decode_lists, last_lists, list_shape
 from stoker.formats.parquet.pages.pages import OtherPagesError, bad_pages
 from stoker.formats.parquet.pages.values import AddressedValues, ColumnValues, Constant, EncodedValues, Fixed, gather
+from stoker.formats.unstacked import iterate_rows
 from stoker.types import Array, Batch, Buffer, Ids
 
 if TYPE_CHECKING:

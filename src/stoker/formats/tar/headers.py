@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError
-from stoker.formats.common.byte_source import HeadView, head_rows
+from stoker.formats.common.inspect_header import HeadView, head_rows
 from stoker.types import Buffer
 
 BLOCK: Final = 512

@@ -17,12 +17,18 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource, HeadView, heads_of
-from stoker.formats.common.checks import check_memory, refuse, string_list
+from stoker.formats.common.checks import (
+    check_declared,
+    check_memory,
+    decode_fixed,
+    decode_values,
+    packed_as,
+    refuse,
+    string_list,
+)
 from stoker.formats.common.container import PackedFormat, PackedShard, fixed_kind, read_offsets
-from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
-from stoker.formats.common.read_checks import check_declared, decode_fixed, decode_values, packed_as
-from stoker.formats.common.rows.gather import address_of, gather_rows
+from stoker.formats.common.gather import address_of, gather_rows
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, HeadView, check_count, heads_of, only_settings
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.media.columns import HANDLES, Handle
 from stoker.formats.media.source import MEDIA, SharedRanges, StoredFile

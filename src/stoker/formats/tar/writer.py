@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.formats.common.container import PackedEncoder, Slices
 from stoker.formats.common.records import BytesLike, Records, blame
-from stoker.formats.common.values import UnfitValueError, describe
+from stoker.formats.mds.encodings.base import UnfitValueError, describe
 from stoker.formats.tar.reader import DIGITS, KEY, is_number
 from stoker.types import Ids
 

@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Final
 from stoker.display import counted, unknown_name
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
-from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
-from stoker.formats.common.inspect_header import HeaderFacts, only_settings, piece_bytes
-from stoker.formats.common.values import UnfitValueError, describe, finite_float
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, only_settings, piece_bytes
+from stoker.formats.mds.encodings.base import UnfitValueError, describe
+from stoker.formats.mds.encodings.text import finite_float
 from stoker.formats.text.line_columns import CSVColumns
 from stoker.formats.text.line_index import PIECE_BYTES, OddCells, check_newlines, first_lines, line_spans
 from stoker.formats.text.line_shards import KINDS, LineEncoder, LineFormat, LineShard, check_columns

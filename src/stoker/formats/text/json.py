@@ -12,10 +12,10 @@ from typing import Any, Final
 from stoker.display import unknown_name
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
-from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, require
-from stoker.formats.common.inspect_header import HeaderFacts, only_settings, piece_bytes
-from stoker.formats.common.values import UnfitValueError, describe, may_hold_infinity
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, only_settings, piece_bytes
+from stoker.formats.mds.encodings.base import UnfitValueError, describe
+from stoker.formats.mds.encodings.text import may_hold_infinity
 from stoker.formats.text.line_columns import JSONColumns
 from stoker.formats.text.line_index import PIECE_BYTES, check_newlines, first_lines, line_spans
 from stoker.formats.text.line_shards import LineEncoder, LineFormat, LineShard, check_columns

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from stoker.display import counted
 from stoker.errors import CorruptDataError
-from stoker.formats.common.byte_source import ByteSource
-from stoker.formats.common.inspect_header import ShardSpan
-from stoker.formats.common.read_checks import packed_as
+from stoker.formats.common.checks import packed_as
+from stoker.formats.common.inspect_header import ByteSource, ShardSpan
 from stoker.types import Ids
 
 # What is noted of bytes stays in the processor's cache.

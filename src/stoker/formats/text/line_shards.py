@@ -16,18 +16,16 @@ import numpy as np
 from stoker.display import unknown_name
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.common.checks import refuse
+from stoker.formats.common.checks import check_rows, cut_error, refuse, wanted_columns
 from stoker.formats.common.container import read_offsets
 from stoker.formats.common.file_shards import span_bytes
-from stoker.formats.common.read_checks import check_rows, cut_error, wanted_columns
+from stoker.formats.common.gather import gather_spans
 from stoker.formats.common.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
-from stoker.formats.common.rows.gather import gather_spans
-from stoker.formats.common.rows.merge import read_each
-from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.format import Format
+from stoker.formats.mds.encodings.base import UnfitValueError, describe
 from stoker.formats.text.line_columns import CSVColumns, JSONColumns, LineText
 from stoker.formats.text.line_index import find_lines
-from stoker.formats.unstacked import Unstacked
+from stoker.formats.unstacked import Unstacked, read_each
 from stoker.types import Batch, Buffer, Column, Ids
 
 KINDS: Final = ("str", "int", "float")

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.formats.common.rows.gather import address_of, gather_rows
+from stoker.formats.common.gather import address_of, gather_rows
 from stoker.formats.tfrecord.example import FLOATS, unpack
 from stoker.types import Array, Ids
 

@@ -15,11 +15,18 @@ import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource, HeadView, head_rows, heads_of
+from stoker.formats.common.checks import check_declared, check_rows, decode_fixed, decode_values, packed_as
 from stoker.formats.common.container import PackedFormat, PackedShard, fixed_kind, read_offsets
-from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
-from stoker.formats.common.read_checks import check_declared, check_rows, decode_fixed, decode_values, packed_as
-from stoker.formats.common.rows.gather import gather_spans
+from stoker.formats.common.gather import gather_spans
+from stoker.formats.common.inspect_header import (
+    ByteSource,
+    HeaderFacts,
+    HeadView,
+    check_count,
+    head_rows,
+    heads_of,
+    only_settings,
+)
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.tfrecord.example import (
     BYTES,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.concurrency.spans.recorder import Stage, span
-from stoker.formats.common.rows.merge import check_types, scatter
+from stoker.formats.unstacked import check_types, scatter
 from stoker.pipeline.columns import bytes_of
 from stoker.policy import GROUP_BYTES
 from stoker.reading.samples import distinct, iterate_samples, read_samples

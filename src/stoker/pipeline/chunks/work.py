@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from stoker.concurrency.spans.recorder import Stage, span
-from stoker.formats.common.rows.merge import scatter
-from stoker.formats.unstacked import Unstacked, has_arrays, number_dtype
+from stoker.formats.unstacked import Unstacked, has_arrays, number_dtype, scatter
 from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
 from stoker.pipeline.chunks.chunk import NO_IDS, Chunk

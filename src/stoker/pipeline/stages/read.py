@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import FormatError, SampleError
-from stoker.formats import kinds
+from stoker.formats.common import entries as kinds
 from stoker.formats.unstacked import rows_of
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.stages.stage import ChunkStage, make_each, spread_over

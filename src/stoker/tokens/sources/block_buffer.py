@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker.concurrency.threads import Threads
 from stoker.errors import CorruptDataError, FormatError
-from stoker.formats.common.rows.reused_memory import empty
+from stoker.formats.common.gather import empty
 from stoker.reading.bad_samples import is_of_sample
 from stoker.tokens.layouts.bin_packing import TooLong, pack_documents, split
 from stoker.tokens.settings import LMSettings

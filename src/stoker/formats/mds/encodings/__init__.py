@@ -7,8 +7,7 @@ column with an error and can not misread it; use ``uint8`` and ``float32`` where
 
 from __future__ import annotations
 
-from stoker.formats.common.values import UnfitValueError
-from stoker.formats.mds.encodings.base import Encoding, RawColumn
+from stoker.formats.mds.encodings.base import Encoding, RawColumn, UnfitValueError
 from stoker.formats.mds.encodings.registry import encoding_names, get_encoding, register_encoding
 
 __all__ = [

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.display import unknown_name
-from stoker.formats.common.values import UnfitValueError, describe
-from stoker.formats.mds.encodings.base import BytesLike, Encoding, RawColumn
+from stoker.formats.mds.encodings.base import BytesLike, Encoding, RawColumn, UnfitValueError, describe
 from stoker.formats.mds.encodings.scalars import bfloat16_bits, bfloat16_values
 from stoker.types import Array, Column
 

@@ -15,8 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import numpy as np
 
 from stoker.errors import MissingPackageError
-from stoker.formats.common.values import UnfitValueError, describe
-from stoker.formats.mds.encodings.base import Encoding
+from stoker.formats.mds.encodings.base import Encoding, UnfitValueError, describe
 
 if TYPE_CHECKING:
     from PIL.Image import Image

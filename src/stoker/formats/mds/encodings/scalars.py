@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.formats.common.values import UnfitValueError, describe
-from stoker.formats.mds.encodings.base import Encoding, RawColumn
+from stoker.formats.mds.encodings.base import Encoding, RawColumn, UnfitValueError, describe
 from stoker.types import Array, Column
 
 _STRUCT_CODES = {

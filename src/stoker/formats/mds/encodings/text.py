@@ -1,20 +1,61 @@
-"""Values that are bytes or text of any length: ``bytes``, ``str``, ``str_*``, ``json``, ``pkl``."""
+"""Values that are bytes or text of any length: ``bytes``, ``str``, ``str_*``, ``json``, ``pkl``.
+
+``Infinity`` and ``NaN``, in JSON, and ``inf`` and ``nan``, elsewhere, are values, as the standard library writes them.
+Numbers that are too large for a float, such as 1e400, are refused.
+"""
 
 from __future__ import annotations
 
 import decimal
 import json
+import marshal
+import math
 import operator
 import pickle
+import struct
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from stoker.formats.common.values import UnfitValueError, describe, finite_float, parse_json
-from stoker.formats.mds.encodings.base import Encoding, RawColumn
+from stoker.formats.mds.encodings.base import Encoding, RawColumn, UnfitValueError, describe
 from stoker.formats.unstacked import Unstacked, items_of
 from stoker.types import Column
+
+_INFINITY: Final = struct.pack("<d", math.inf)
+_MINUS_INFINITY: Final = struct.pack("<d", -math.inf)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON text with the standard library.
+
+    ValueError if it is not JSON, or holds a number that is too large for a float, RecursionError if it is nested too deeply.
+    """
+    value = json.loads(text)
+    if may_hold_infinity(value):  # a function for each number would cost more
+        json.loads(text, parse_float=finite_float)
+    return value
+
+
+def finite_float(text: str) -> float:
+    """Parse a number with ``float``. ValueError if it is not a number, or it is too large for a float."""
+    number = float(text)
+    if math.isinf(number) and "i" not in text.lower():
+        raise ValueError(f"a number ({text[:40]}) is larger than a float holds: write it as text")
+    return number
+
+
+def may_hold_infinity(value: Any) -> bool:
+    """Check whether a parsed JSON value may contain an infinite number.
+
+    The value is serialised, and the bytes of an infinity are searched in it, which is faster than a walk over the value. A
+    string may have the same bytes, so a caller has to look closer where this is true.
+    """
+    try:
+        data = marshal.dumps(value, 2)
+    except ValueError:  # nested very deeply
+        return True
+    return _INFINITY in data or _MINUS_INFINITY in data
 
 
 class Bytes(Encoding):

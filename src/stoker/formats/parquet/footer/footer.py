@@ -14,8 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError
-from stoker.formats.common.byte_source import ByteSource
-from stoker.formats.common.inspect_header import HeaderFacts
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer import parse
 from stoker.formats.parquet.footer import thrift as compact

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import CorruptDataError
-from stoker.formats.kinds import FLOATS
+from stoker.formats.common.entries import FLOATS
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.parse import Footer, SchemaElement
 from stoker.formats.parquet.footer.thrift import ThriftReader

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, FormatError
-from stoker.formats.common.rows.gather import address_of
+from stoker.formats.common.gather import address_of
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.facts import CODEC, VALUES, ColumnPart, column_footer, open_limits
 from stoker.formats.parquet.footer.parse import HYBRID

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.formats.common.rows.reused_memory import empty
+from stoker.formats.common.gather import empty
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.facts import CODEC, COMPRESSED, START, VALUES
 from stoker.formats.parquet.footer.schema import ColumnSchema

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError
-from stoker.formats.common.read_checks import decode_fixed, decode_values
-from stoker.formats.common.rows.gather import gather_rows
+from stoker.formats.common.checks import decode_fixed, decode_values
+from stoker.formats.common.gather import gather_rows
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.unstacked import Unstacked, spread
 from stoker.types import Array, Column, Ids

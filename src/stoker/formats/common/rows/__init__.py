@@ -1,1 +1,0 @@
-"""Rows of many files put together as one column, in memory that is used again."""
