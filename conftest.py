@@ -15,7 +15,8 @@ import pytest
 from hypothesis import settings
 
 from s3server import Bucket, CountingProxy, S3Server, make_bucket, run_s3_server
-from stoker.formats.mds.encodings import images, registry
+from stoker.formats.mds import encodings as registry
+from stoker.formats.mds.encodings import images
 from stoker.types import Ids
 
 pytest_plugins = ["stages"]

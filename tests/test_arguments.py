@@ -22,7 +22,8 @@ import stoker
 from stoker import KeepIds, MDSWriter, Stream, StreamingDataset, World, partitions
 from stoker.arguments import check_argument
 from stoker.errors import ConfigError
-from stoker.formats.mds.encodings import Encoding, registry
+from stoker.formats.mds import encodings as registry
+from stoker.formats.mds.encodings import Encoding
 from stoker.partitions import RoundRobin
 from stoker.tokens import MegatronWriter, Ragged
 from wrong_arguments import OUT, Nonsense, Valid, check_arguments, nothing

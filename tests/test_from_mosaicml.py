@@ -16,7 +16,7 @@ from patience import PATIENCE
 from peer import PYTHON, needs_peer
 from stoker import MDSWriter, StreamingDataset, compat
 from stoker.errors import ConfigError
-from stoker.formats.mds.encodings import registry
+from stoker.formats.mds import encodings as registry
 
 PAGE = (Path(__file__).parents[1] / "docs" / "from" / "mosaicml.md").read_text()
 BOTH = re.findall(r"^<!-- both -->\n```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

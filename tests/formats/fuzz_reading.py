@@ -18,8 +18,8 @@ from stoker.formats.base import UNKNOWN, FileInfo, FilePart, ReadOptions, ShardI
 from stoker.formats.common.compression import parse_compression
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.common.inspect_header import HeaderFacts, MappedSource
-from stoker.formats.parquet.footer.footer import read_facts, read_footer
-from stoker.formats.parquet.footer.predicate import Predicate
+from stoker.formats.parquet.footer import read_facts, read_footer
+from stoker.formats.parquet.predicate import Predicate
 from stoker.formats.registry import get_format
 from stoker.index.index import Index
 from stoker.storage import ObjectInfo, open_store

@@ -17,7 +17,7 @@ from fuzz_reading import facts_of
 
 from packed_cases import opened
 from stoker.errors import CorruptDataError, FormatError
-from stoker.formats.parquet.footer.thrift import skip_struct
+from stoker.formats.parquet.thrift import skip_struct
 from stoker.formats.registry import format_names, get_format
 from support import TESTS
 

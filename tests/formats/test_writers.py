@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker import StokerError, StreamingDataset, convert, verify
-from stoker.formats.parquet.footer.facts import COMPRESSED, START, ColumnPart, column_footer
-from stoker.formats.parquet.pages.pages import page_heads
+from stoker.formats.parquet.facts import COMPRESSED, START, ColumnPart, column_footer
+from stoker.formats.parquet.pages import page_heads
 from support import open_parquet
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -288,7 +288,7 @@ def test_an_encoding_that_is_unknown_today_is_refused_as_ever(
 ) -> None:
     side, store = side_of(tmp_path / "kept"), open_store(data)
     read_index(store, side)
-    known = encodings.registry.mds_encoding
+    known = encodings.mds_encoding
 
     def mds_encoding(name: str, size: int | None) -> Any:
         if name == "str":

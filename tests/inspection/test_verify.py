@@ -22,7 +22,7 @@ from s3server import Bucket
 from stoker import MDSWriter
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.common.compression import parse_compression
-from stoker.formats.parquet.pages.pages import page_heads
+from stoker.formats.parquet.pages import page_heads
 from stoker.inspection import Problem, VerifyReport, inspect, verify
 from stoker.storage import open_store
 from stoker.storage.files.locked_folder import LockedFolder

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from stoker import BadSamples
 from stoker.errors import ConfigError, CorruptDataError, DecodeError, FormatError, TooManyBadSamplesError
-from stoker.formats.parquet.pages.pages import page_heads
+from stoker.formats.parquet.pages import page_heads
 from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 from stoker.tokens.sources.megatron import MegatronWriter
 from stoker.tokens.sources.ragged import Ragged

@@ -495,7 +495,7 @@ def test_a_fork_while_a_file_that_h5py_reads_from_writes_a_line_of_log(imports: 
 _H5PY_AT_EXIT = """
 import threading, time
 from stoker.concurrency.threads import Threads
-from stoker.formats.hdf5.skeleton import load_h5py
+from stoker.formats.arrays.hdf5_skeleton import load_h5py
 pool = Threads(1, "test")
 begun = threading.Event()
 pool.submit(lambda: (begun.set(), threading.main_thread().join(0.2), time.sleep(0.3), load_h5py()))
@@ -509,7 +509,7 @@ def test_an_exit_while_a_thread_imports_h5py_is_no_crash() -> None:
 
 _HDF5_OPEN_IN_PARENT = """
 import io, json, os, sys, threading
-from stoker.formats.hdf5.skeleton import load_h5py
+from stoker.formats.arrays.hdf5_skeleton import load_h5py
 h5py, data = load_h5py(), io.BytesIO()
 with h5py.File(data, "w") as file:
     file["x"] = [1, 2]
@@ -537,7 +537,7 @@ def test_a_child_ends_while_a_thread_of_its_parent_has_an_hdf5_file_open() -> No
 
 _FORK_WHILE_HDF5_IS_READ = """
 import io, json, os, sys, threading, time
-from stoker.formats.hdf5.skeleton import hdf5_file, load_h5py
+from stoker.formats.arrays.hdf5_skeleton import hdf5_file, load_h5py
 h5py, data = load_h5py(), io.BytesIO()
 with h5py.File(data, "w") as file:
     file["x"] = [1, 2]

@@ -27,10 +27,10 @@ from stoker.conversion.source import ConversionSource, FileSource, ShardSource, 
 from stoker.errors import ConfigError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.inspect_header import ByteSourceFile
-from stoker.formats.lance.reader import NAME as LANCE
-from stoker.formats.lance.reader import LanceSpan
+from stoker.formats.lance import NAME as LANCE
+from stoker.formats.lance import LanceSpan
 from stoker.formats.one_file import FILES, IMAGES, SUFFIXES, content_column
-from stoker.formats.parquet.footer.schema import DECLARED_KEY, declared_array
+from stoker.formats.parquet.schema import DECLARED_KEY, declared_array
 from stoker.formats.registry import format_name, get_format
 from stoker.index.index import INDEX_NAME
 from stoker.order.shuffle.shard_table import ShardTable

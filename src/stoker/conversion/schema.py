@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.display import with_article
 from stoker.errors import ConfigError
-from stoker.formats.parquet.footer.schema import tensor_order
+from stoker.formats.parquet.schema import tensor_order
 from stoker.types import Column
 
 Reading = Literal["plain", "text", "array", "file", "decode", "picture"]

@@ -23,17 +23,17 @@ GROUP: Final = "stoker.formats"
 
 # Module and class of each. Imported when first asked for, so that reading one format loads no other.
 _OWN: Final[dict[str, str]] = {
-    "arrow": "stoker.formats.arrow.reader:ArrowFormat",
+    "arrow": "stoker.formats.arrow:ArrowFormat",
     "csv": "stoker.formats.text.csv:CSVFormat",
     "files": "stoker.formats.one_file:FileFormat",
-    "hdf5": "stoker.formats.hdf5.reader:HDF5Format",
+    "hdf5": "stoker.formats.arrays.hdf5:HDF5Format",
     "images": "stoker.formats.one_file:ImagesFormat",
     "indexed_binary": "stoker.formats.indexed_binary:IndexedBinaryFormat",
     "jpeg": "stoker.formats.one_file:JPEGFormat",
     "json": "stoker.formats.text.json:JSONFormat",
-    "litdata": "stoker.formats.litdata.reader:LitDataFormat",
+    "litdata": "stoker.formats.litdata:LitDataFormat",
     "mds": "stoker.formats.mds.reader:MDSFormat",
-    "megatron": "stoker.formats.megatron:MegatronFormat",
+    "megatron": "stoker.formats.indexed_binary:MegatronFormat",
     "npy": "stoker.formats.arrays.npy:NPYFormat",
     "npz": "stoker.formats.arrays.npz:NPZFormat",
     "parquet": "stoker.formats.parquet.reader:ParquetFormat",
@@ -45,7 +45,7 @@ _OWN: Final[dict[str, str]] = {
     "xsv": "stoker.formats.text.csv:XSVFormat",
 }
 # What tables are read as, which no index and no file names.
-_OF_TABLES: Final = {"lance": "stoker.formats.lance.reader:LanceFormat"}
+_OF_TABLES: Final = {"lance": "stoker.formats.lance:LanceFormat"}
 
 
 class _Names(tuple[str, ...]):

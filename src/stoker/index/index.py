@@ -153,7 +153,7 @@ class Index(ShardList):
             data: the file.
             where: names it in errors, such as its URL.
             sizes: asked for the bytes of compressed files, which litdata's index does not tell.
-            block_size: of litdata's tokens; see :func:`stoker.formats.litdata.index.shards_of`.
+            block_size: of litdata's tokens; see :func:`stoker.formats.litdata.shards_of`.
 
         Raises:
             IndexFileError: not an index, not version 2, or an entry is incomplete, contradictory or unsafe.

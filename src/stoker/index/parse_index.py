@@ -52,7 +52,7 @@ def parse_index(
     """
     obj = _parse_json(data, where)
     if "chunks" in obj and "config" in obj and "shards" not in obj:
-        from stoker.formats.litdata.index import shards_of
+        from stoker.formats.litdata import shards_of
 
         obj = shards_of(obj, where, sizes or _no_sizes(where), block_size)
     version = obj.pop("version", None)

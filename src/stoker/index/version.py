@@ -206,7 +206,7 @@ def read_index(store: Store, side: SideIndex | None = None, block_size: int | No
     """Read and check a dataset's index.
 
     Args:
-        block_size: of litdata's tokens; see :func:`stoker.formats.litdata.index.shards_of`.
+        block_size: of litdata's tokens; see :func:`stoker.formats.litdata.shards_of`.
 
     Raises:
         ObjectNotFoundError: there is none.

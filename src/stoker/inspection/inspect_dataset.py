@@ -20,7 +20,7 @@ from stoker.catalog.unindexed.find_files import as_file
 from stoker.catalog.unindexed.open_files import unindexed_format
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
-from stoker.formats.lance.reader import NAME as LANCE
+from stoker.formats.lance import NAME as LANCE
 from stoker.formats.registry import format_name
 from stoker.index.index import Index, load_index
 from stoker.inspection.facts import ColumnFacts, DatasetFacts, Shown, shape_of

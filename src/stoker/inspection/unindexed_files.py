@@ -19,7 +19,7 @@ from stoker.formats.common.compression import codec_of, parse_compression
 from stoker.formats.common.file_shards import SpanDetail, UnindexedFile
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, MappedSource
 from stoker.formats.format import Format
-from stoker.formats.parquet.footer.facts import storage_of
+from stoker.formats.parquet.facts import storage_of
 from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task
 from stoker.inspection.facts import ColumnFacts, DatasetFacts, Shown, shape_of
 from stoker.inspection.previews import LARGEST, preview_files

@@ -121,8 +121,8 @@ def _features(remote: str | os.PathLike[str], options: StorageOptions | None) ->
     from stoker.catalog.unindexed.huggingface import DICT_NAME, refuse_dict
     from stoker.catalog.unindexed.inspect_headers import StoreSource
     from stoker.catalog.unindexed.open_files import unindexed_format
-    from stoker.formats.parquet.footer.footer import read_footer
-    from stoker.formats.parquet.footer.parse import parse_footer
+    from stoker.formats.parquet.footer import read_footer
+    from stoker.formats.parquet.parse import parse_footer
 
     source = source_of(remote)
     if source.keys is None and source.pattern is None:

@@ -11,9 +11,9 @@ import numpy as np
 from stoker.arguments import checked
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.common.records import batch_length, blame, check_sample
+from stoker.formats.indexed_binary import DTYPES, index_bytes, read_index
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.mds.encodings.base import UnfitValueError, describe
-from stoker.formats.megatron import DTYPES, index_bytes, read_index
 from stoker.storage import Store
 from stoker.types import Array
 from stoker.writing.base import FileSetWriter, WriterOptions

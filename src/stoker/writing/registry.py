@@ -34,8 +34,8 @@ _OWN: Final = {
 }
 # Encoders of formats whose writers take nothing beside the columns and the options of all writers.
 _ENCODERS: Final = {
-    "arrow": "stoker.formats.arrow.reader:ArrowEncoder",
-    "hdf5": "stoker.formats.hdf5.reader:HDF5Encoder",
+    "arrow": "stoker.formats.arrow:ArrowEncoder",
+    "hdf5": "stoker.formats.arrays.hdf5:HDF5Encoder",
     "npy": "stoker.formats.arrays.npy:NPYEncoder",
     "npz": "stoker.formats.arrays.npz:NPZEncoder",
 }

@@ -20,7 +20,7 @@ from cases import describe
 from packed_cases import CASES, opened, sample_of
 from stoker import StreamingDataset
 from stoker.errors import CorruptDataError, FormatError
-from stoker.formats.arrow.layout import arrow_layout
+from stoker.formats.arrow_layout import arrow_layout
 from stoker.formats.base import ReadOptions
 from stoker.formats.common.inspect_header import MappedSource
 from stoker.formats.registry import get_format

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 from s3server import Bucket
 from stoker import LMStream, MDSWriter, StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError, StokerError, UnsafeDataError
-from stoker.formats.litdata.values import decoder_of
+from stoker.formats.litdata_values import decoder_of
 from stoker.storage import open_store
 from stoker.testing.values import equal
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import EpsImagePlugin, Image, features
 
 from stoker.errors import ImageError
+from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.mds.encodings.images import open_image
-from stoker.formats.mds.encodings.registry import get_encoding
 from stoker.image import decode
 from stoker.inspection.facts import show
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from packed_cases import opened
 from stoker.errors import CorruptDataError, UnsafeDataError
+from stoker.formats.arrays.hdf5 import find_chunks
 from stoker.formats.base import ReadOptions
-from stoker.formats.hdf5.reader import find_chunks
 
 FILTERS = st.fixed_dictionaries(
     {},

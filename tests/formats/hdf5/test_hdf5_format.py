@@ -17,9 +17,9 @@ from packed_cases import opened
 from patience import PATIENCE
 from stoker import StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StorageError
+from stoker.formats.arrays.hdf5 import HDF5Format, _datasets
 from stoker.formats.base import ReadOptions
 from stoker.formats.common.inspect_header import ByteSource, MappedSource
-from stoker.formats.hdf5.reader import HDF5Format, _datasets
 from stoker.writing.registry import writer_of
 
 h5py = pytest.importorskip("h5py")
@@ -321,7 +321,7 @@ def test_who_keeps_the_error_of_a_damaged_file_ends_well(tmp_path: Path) -> None
 _KEEPS_ERRORS = """
 import sys, threading, time
 from stoker.catalog.unindexed.open_files import open_unindexed
-from stoker.formats.hdf5.reader import HDF5Format, _datasets
+from stoker.formats.arrays.hdf5 import HDF5Format, _datasets
 from stoker.formats.common.inspect_header import MappedSource
 from stoker.formats.base import ShardInfo, FileInfo
 

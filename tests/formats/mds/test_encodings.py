@@ -23,14 +23,8 @@ from hypothesis.extra import numpy as hnp
 import cases
 from stoker import MDSWriter, StreamingDataset
 from stoker.errors import ConfigError, FormatError, MissingPackageError
-from stoker.formats.mds.encodings import (
-    Encoding,
-    UnfitValueError,
-    encoding_names,
-    get_encoding,
-    register_encoding,
-    registry,
-)
+from stoker.formats.mds import encodings as registry
+from stoker.formats.mds.encodings import Encoding, UnfitValueError, encoding_names, get_encoding, register_encoding
 
 ALL = [*(n for n in encoding_names() if n != "ndarray"), "ndarray", "ndarray:int16", "ndarray:float32:2,3"]
 ALL += ["ndarray:bool", "ndarray:bool:5", "ndarray:bfloat16", "ndarray:bfloat16:4"]

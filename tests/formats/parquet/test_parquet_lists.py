@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 
 from stoker.errors import CorruptDataError, FormatError
-from stoker.formats.parquet.footer.facts import token_counts
-from stoker.formats.parquet.pages.pages import OtherPagesError
-from stoker.formats.parquet.pages.rle_bitpacked import exceptions, unpack
+from stoker.formats.parquet.facts import token_counts
+from stoker.formats.parquet.pages import OtherPagesError
 from stoker.formats.parquet.reader import ParquetReader
+from stoker.formats.parquet.rle_bitpacked import exceptions, unpack
 from stoker.reading.shard_pool import ShardPool
 from stoker.tokens.sources.parquet import decode_chunks
 from support import open_parquet

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from patience import PATIENCE
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import ReadOptions
-from stoker.formats.parquet.footer import thrift as compact
-from stoker.formats.parquet.footer.facts import ColumnPart, column_footer, token_column, token_counts
-from stoker.formats.parquet.memory import DecodedMemory, Shelf
+from stoker.formats.common.decoded_memory import DecodedMemory, Shelf
+from stoker.formats.parquet import thrift as compact
+from stoker.formats.parquet.facts import ColumnPart, column_footer, token_column, token_counts
 from stoker.formats.registry import get_format
 from stoker.reading.samples import iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool

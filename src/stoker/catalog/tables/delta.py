@@ -16,9 +16,9 @@ from stoker.catalog.unindexed.files_location import FilesLocation, check_exists
 from stoker.catalog.unindexed.inspect_headers import StoreSource
 from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError, StorageError, import_option
 from stoker.formats.common.inspect_header import Partition
-from stoker.formats.parquet.footer.footer import read_footer
-from stoker.formats.parquet.footer.parse import parse_footer
-from stoker.formats.parquet.footer.schema import leaves_below
+from stoker.formats.parquet.footer import read_footer
+from stoker.formats.parquet.parse import parse_footer
+from stoker.formats.parquet.schema import leaves_below
 from stoker.index.index import MOST_BYTES
 from stoker.storage import ObjectInfo, Store, is_local, open_store
 from stoker.storage.remote.options import flat_options

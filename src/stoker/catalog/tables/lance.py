@@ -13,8 +13,8 @@ from stoker.display import unknown_name
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.inspect_header import only_settings
-from stoker.formats.lance.connection import LanceFacts
-from stoker.formats.lance.reader import NAME, LanceSpan, LanceTable
+from stoker.formats.lance import NAME, LanceSpan, LanceTable
+from stoker.formats.lance_connection import LanceFacts
 from stoker.index.index import Index
 from stoker.storage import RetryPolicy
 from stoker.storage.remote.options import flat_options, milliseconds

@@ -18,7 +18,7 @@ from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.common.inspect_header import only_settings
-from stoker.formats.lance.reader import NAME as LANCE
+from stoker.formats.lance import NAME as LANCE
 from stoker.formats.registry import get_format
 from stoker.types import StorageOptions
 

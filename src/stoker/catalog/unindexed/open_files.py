@@ -47,7 +47,7 @@ from stoker.formats.common.file_shards import UnindexedFile, packed_file, whole_
 from stoker.formats.common.inspect_header import Partition, check_names, only_settings
 from stoker.formats.format import Format
 from stoker.formats.media.source import MEDIA, StoredFile
-from stoker.formats.parquet.footer.predicate import Filters, Predicate
+from stoker.formats.parquet.predicate import Filters, Predicate
 from stoker.formats.registry import get_format
 from stoker.index.index import Index
 from stoker.storage import ObjectInfo, RetryPolicy, Store, is_local, open_store

@@ -23,8 +23,8 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import decode_fixed
 from stoker.formats.common.container import PackedFormat, PackedShard, fixed_kind, read_gathered
+from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.gather import gather_rows
-from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 MOST_DIMENSIONS: Final = 32

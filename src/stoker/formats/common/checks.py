@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError, UnsafeDataError
 from stoker.formats.base import NO_HASHES, FileInfo, ReadOptions
 from stoker.formats.common.compression import parse_compression
-from stoker.formats.mds.encodings import Encoding
-from stoker.formats.mds.encodings.registry import UnknownEncoding, get_encoding, mds_encoding
+from stoker.formats.mds.encodings import Encoding, UnknownEncoding, get_encoding, mds_encoding
 from stoker.storage.files.own import PRIVATE
 from stoker.types import Column, Ids
 

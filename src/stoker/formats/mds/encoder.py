@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, EncodingError, FormatError, MissingPackageError
 from stoker.formats.common.records import BytesLike, RecordEncoder, Records, batch_length, blame
-from stoker.formats.mds.encodings import Encoding
+from stoker.formats.mds.encodings import Encoding, mds_encoding
 from stoker.formats.mds.encodings.arrays import FixedArray
 from stoker.formats.mds.encodings.base import UnfitValueError
-from stoker.formats.mds.encodings.registry import mds_encoding
 from stoker.types import Ids
 
 # Records up to this size are put together before they are copied once more; larger ones are copied chunk by chunk.

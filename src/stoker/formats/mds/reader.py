@@ -29,8 +29,7 @@ from stoker.formats.common.checks import (
 )
 from stoker.formats.common.gather import address_of, gather_rows, gather_u32
 from stoker.formats.format import Format
-from stoker.formats.mds.encodings import Encoding
-from stoker.formats.mds.encodings.registry import UnknownEncoding, mds_encoding, registered
+from stoker.formats.mds.encodings import Encoding, UnknownEncoding, mds_encoding, registered
 from stoker.types import Batch, Buffer, Column, Ids, Sample
 
 _NO_ROWS: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib
 from functools import cache
 from types import ModuleType
+from typing import Final
 
+from stoker.concurrency.forks import ProcessLock
 from stoker.concurrency.threads import has_global_lock
 from stoker.errors import MissingPackageError
+
+_CONVERTING: Final = ProcessLock()
 
 
 @cache
@@ -16,7 +20,11 @@ def pyarrow(part: str = "") -> ModuleType:
     try:
         found = importlib.import_module(f"pyarrow.{part}" if part else "pyarrow")
         if not has_global_lock():
-            importlib.import_module("stoker.formats.parquet.first_conversion")
+            # The first conversion to NumPy imports pandas, where that is installed, and others wait for it in C++. Without a
+            # global lock they wait for ever: to load an extension module of pandas, Python has all threads stop at Python
+            # code, to which those do not come back (pyarrow 24.0). So one thread does it, and others wait for that here.
+            with _CONVERTING:
+                importlib.import_module("pyarrow").array([0, None]).to_numpy(zero_copy_only=False)
         return found
     except ImportError as error:
         raise MissingPackageError(

@@ -19,7 +19,7 @@ from stoker.formats.common.container import fixed_kind
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.encodings.base import UnfitValueError
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer.schema import DECLARED_KEY, ColumnSchema, plain_layout, tensor_order
+from stoker.formats.parquet.schema import DECLARED_KEY, ColumnSchema, plain_layout, tensor_order
 from stoker.types import Column
 
 TEXTS: Final = ("str", "json", "str_int", "str_float", "str_decimal")

@@ -15,12 +15,14 @@ from stoker.errors import CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import FilePart, ReadOptions, ShardInfo
 from stoker.formats.common.checks import check_memory, check_rows, unsafe_columns, wanted_columns
 from stoker.formats.common.container import encodings_of, read_gathered
+from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.entries import FLOATS
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, Partition, only_settings
 from stoker.formats.format import Format
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer.facts import (
+from stoker.formats.parquet.decode import as_arrays, column_batches, decode_column, in_place
+from stoker.formats.parquet.facts import (
     COMPRESSED,
     DATA_PAGE,
     DICTIONARY_PAGE,
@@ -30,13 +32,11 @@ from stoker.formats.parquet.footer.facts import (
     RowGroup,
     describe_row_groups,
 )
-from stoker.formats.parquet.footer.footer import KnownSchema, read_facts, read_footer
-from stoker.formats.parquet.footer.schema import ColumnSchema
-from stoker.formats.parquet.memory import Shelf, memory_of
-from stoker.formats.parquet.pages.decode import as_arrays, column_batches, decode_column, in_place
-from stoker.formats.parquet.pages.lists import decode_equal, decode_lists, last_lists, list_shape
-from stoker.formats.parquet.pages.pages import OtherPagesError, bad_pages
-from stoker.formats.parquet.pages.values import AddressedValues, ColumnValues, Constant, EncodedValues, Fixed, gather
+from stoker.formats.parquet.footer import KnownSchema, read_facts, read_footer
+from stoker.formats.parquet.lists import decode_equal, decode_lists, last_lists, list_shape
+from stoker.formats.parquet.pages import OtherPagesError, bad_pages
+from stoker.formats.parquet.schema import ColumnSchema
+from stoker.formats.parquet.values import AddressedValues, ColumnValues, Constant, EncodedValues, Fixed, gather
 from stoker.formats.unstacked import iterate_rows
 from stoker.types import Array, Batch, Buffer, Ids
 
@@ -51,7 +51,7 @@ _MOST_SCHEMAS: Final = 256
 class ParquetReader:
     """An open row group: decodes a column when it is first asked for, and keeps it while there is room.
 
-    ``info``: the index's entry; its detail is a :class:`~stoker.formats.parquet.footer.facts.RowGroup`. ``file``: the bytes
+    ``info``: the index's entry; its detail is a :class:`~stoker.formats.parquet.facts.RowGroup`. ``file``: the bytes
     of its chunks; kept, never closed here.
     """
 
@@ -83,7 +83,7 @@ class ParquetReader:
     format = "parquet"
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
-        """See :class:`~stoker.formats.base.ShardReader`; for types of values :mod:`stoker.formats.parquet.pages.values`."""
+        """See :class:`~stoker.formats.base.ShardReader`; for types of values :mod:`stoker.formats.parquet.values`."""
         wanted = self.wanted(columns)
         check_rows(rows, self.samples)
         batch: Batch = {}
@@ -144,7 +144,7 @@ class ParquetReader:
                 _let_go(self._buffer, start, start + size * done // max(1, self.samples))
 
     def lists(self, name: str) -> Iterator[tuple[Array, Ids]]:
-        """A column of lists of integers, about a page at a time; see :mod:`stoker.formats.parquet.pages.lists`.
+        """A column of lists of integers, about a page at a time; see :mod:`stoker.formats.parquet.lists`.
 
         OtherPagesError if what has not been yielded yet is for :meth:`batches`. FormatError if there is no such column in the
         file. Gives values end to end, good until the next are asked for, and int64 offsets of the lists in them.
@@ -163,7 +163,7 @@ class ParquetReader:
 
     def last_lists(self, name: str) -> tuple[Array, Ids] | None:
         """The lists of a column that begin behind its last damaged page; see
-        :func:`~stoker.formats.parquet.pages.lists.last_lists`."""
+        :func:`~stoker.formats.parquet.lists.last_lists`."""
         column, chunks = self._find(name)
         shape = list_shape(column)
         if shape is None or shape.dtype.kind == "f":

@@ -33,16 +33,18 @@ from stoker.formats.tfrecord.example import (
     FLOATS,
     INTEGERS,
     SEQUENCES,
+    Features,
+    OtherRecordsError,
     Sliced,
     crc32c_function,
     crc_of_lengths,
     feature_values,
+    find_features,
     has_one_value,
     mask,
     masked,
     split_example,
 )
-from stoker.formats.tfrecord.example_columns import Features, OtherRecordsError, find_features
 from stoker.formats.unstacked import Unstacked, spread, stacked, stacks
 from stoker.types import Array, Batch, Buffer, Column, Ids
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from stoker.cluster import LoaderWorker
-from stoker.formats.mds.encodings.registry import others_registered
+from stoker.formats.mds.encodings import others_registered
 from stoker.formats.registry import get_format, is_own
 from stoker.index.concat_index import ConcatIndex
 from stoker.lazy import cached_property

@@ -1,6 +1,6 @@
 """Token files of other libraries, mapped into memory: Megatron's indexed data sets, with their writer, and raw arrays.
 
-See :mod:`stoker.formats.megatron` for what Megatron's files hold.
+See :mod:`stoker.formats.indexed_binary` for what Megatron's files hold.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from stoker.errors import ConfigError, CorruptDataError, EncodingError
-from stoker.formats.megatron import DTYPES, index_bytes, read_index
+from stoker.formats.indexed_binary import DTYPES, index_bytes, read_index
 from stoker.storage import open_store
 from stoker.storage.files import mapped
 from stoker.storage.files.file_errors import file_errors

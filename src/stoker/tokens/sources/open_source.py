@@ -16,7 +16,7 @@ from stoker.catalog.unindexed.open_files import OnBadFiles, open_unindexed, unin
 from stoker.concurrency.shared.counters import Counts
 from stoker.display import with_article
 from stoker.errors import ConfigError
-from stoker.formats.parquet.footer.facts import TOKEN_COLUMNS
+from stoker.formats.parquet.facts import TOKEN_COLUMNS
 from stoker.storage import open_store
 from stoker.tokens.sources.parquet import ParquetSource
 from stoker.tokens.sources.source import MegatronSource, TokenSource

@@ -14,8 +14,8 @@ from stoker.catalog.location import DatasetLocation
 from stoker.concurrency.forks import ProcessLocal
 from stoker.concurrency.shared.counters import Counts
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.formats.parquet.footer.facts import NULLS, RowGroup, token_column, token_counts
-from stoker.formats.parquet.pages.pages import OtherPagesError
+from stoker.formats.parquet.facts import NULLS, RowGroup, token_column, token_counts
+from stoker.formats.parquet.pages import OtherPagesError
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.shard_pool import ShardPool

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from stoker.errors import ConfigError, FormatError
-from stoker.formats.parquet.pages.arrow_values import flat_list, is_lists
+from stoker.formats.parquet.arrow_values import flat_list, is_lists
 from stoker.types import Array, Ids
 
 Where: TypeAlias = str | Callable[[int], str]

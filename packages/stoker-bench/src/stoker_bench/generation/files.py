@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from stoker.formats.megatron import DTYPES
+from stoker.formats.indexed_binary import DTYPES
 
 
 @dataclass(frozen=True, slots=True)

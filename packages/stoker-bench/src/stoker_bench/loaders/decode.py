@@ -116,7 +116,7 @@ def _image(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamp
 
 
 def _hdf5(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamples:
-    from stoker.formats.hdf5.skeleton import hdf5_file
+    from stoker.formats.arrays.hdf5_skeleton import hdf5_file
 
     arrays: dict[str, Array] = {}
     with hdf5_file(io.BytesIO(data)) as file:

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import ConfigError
+from stoker.formats.arrays.hdf5_skeleton import Skeleton, load_h5py, make_dataset
 from stoker.formats.arrays.npy import npy_header
-from stoker.formats.hdf5.skeleton import Skeleton, load_h5py, make_dataset
-from stoker.formats.megatron import index_bytes
+from stoker.formats.indexed_binary import index_bytes
 from stoker_bench.generation.columns import Column
 from stoker_bench.generation.content import FileContent
 from stoker_bench.generation.formats.base import GeneratedLayout

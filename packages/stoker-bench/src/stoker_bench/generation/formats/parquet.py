@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker.errors import ConfigError
+from stoker.formats.parquet import thrift as compact
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer import thrift as compact
-from stoker.formats.parquet.footer.facts import MAGIC
-from stoker.formats.parquet.footer.schema import ARROW_KEY
+from stoker.formats.parquet.facts import MAGIC
+from stoker.formats.parquet.schema import ARROW_KEY
 from stoker.lazy import cached_property
 from stoker_bench.generation.columns import Column
 from stoker_bench.generation.content import FileContent, mean_width

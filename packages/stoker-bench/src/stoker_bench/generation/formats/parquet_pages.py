@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
+from stoker.formats.parquet import thrift as compact
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer import thrift as compact
 from stoker.integers import encode_varint
 from stoker_bench.generation.columns import Column
 from stoker_bench.generation.content import FileContent, finish_of

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import CorruptDataError, FormatError
-from stoker.formats.arrow.layout import arrow_layout
+from stoker.formats.arrow_layout import arrow_layout
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import check_memory, decode_fixed, decode_values
 from stoker.formats.common.container import (
@@ -26,6 +26,7 @@ from stoker.formats.common.container import (
     read_gathered,
     read_offsets,
 )
+from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.entries import FLOATS
 from stoker.formats.common.inspect_header import (
     ByteSource,
@@ -38,10 +39,9 @@ from stoker.formats.common.inspect_header import (
 from stoker.formats.common.records import BytesLike
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.arrow import pyarrow
+from stoker.formats.parquet.arrow_values import as_values
 from stoker.formats.parquet.columns import TEXTS
-from stoker.formats.parquet.memory import Shelf, memory_of
-from stoker.formats.parquet.pages.arrow_values import as_values
-from stoker.formats.parquet.pages.values import ColumnValues, Fixed, gather
+from stoker.formats.parquet.values import ColumnValues, Fixed, gather
 from stoker.formats.unstacked import scatter
 from stoker.types import Array, Batch, Buffer, Column, Ids
 

@@ -15,8 +15,8 @@ import numpy as np
 from stoker.errors import CorruptDataError
 from stoker.formats.common.entries import FLOATS
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer.parse import Footer, SchemaElement
-from stoker.formats.parquet.footer.thrift import ThriftReader
+from stoker.formats.parquet.parse import Footer, SchemaElement
+from stoker.formats.parquet.thrift import ThriftReader
 
 ARROW_KEY = b"ARROW:schema"
 """Key of the Arrow types in a footer, as Parquet's types do not tell them in full."""

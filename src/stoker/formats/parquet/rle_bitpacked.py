@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.formats.parquet.pages.pages import OtherPagesError
+from stoker.formats.parquet.pages import OtherPagesError
 from stoker.integers import ranges
 from stoker.types import Array, Ids
 

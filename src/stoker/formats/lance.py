@@ -21,13 +21,13 @@ from stoker.concurrency.shared.node_file import path_for_others
 from stoker.errors import FormatError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import check_rows, refuse, wanted_columns
+from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.entries import FLOATS
 from stoker.formats.format import Format
-from stoker.formats.lance.connection import LanceConnection, LanceFacts
+from stoker.formats.lance_connection import LanceConnection, LanceFacts
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.memory import Shelf, memory_of
-from stoker.formats.parquet.pages.arrow_values import as_values
-from stoker.formats.parquet.pages.values import ColumnValues, Fixed, gather
+from stoker.formats.parquet.arrow_values import as_values
+from stoker.formats.parquet.values import ColumnValues, Fixed, gather
 from stoker.formats.unstacked import iterate_rows, scatter
 from stoker.lazy import cached_property
 from stoker.storage.files.file_errors import file_errors

@@ -30,6 +30,7 @@ from stoker.formats.arrays.array_shards import (
     fits_kind,
     map_array,
 )
+from stoker.formats.arrays.hdf5_skeleton import Skeleton, hdf5_file, load_h5py, make_dataset
 from stoker.formats.arrays.npz import check_rows
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import DECODE_ERRORS, check_memory
@@ -44,7 +45,6 @@ from stoker.formats.common.inspect_header import (
     only_settings,
 )
 from stoker.formats.common.records import BytesLike
-from stoker.formats.hdf5.skeleton import Skeleton, hdf5_file, load_h5py, make_dataset
 from stoker.types import Array, Buffer, Ids
 
 _DEFLATE, _SHUFFLE, _FLETCHER = 1, 2, 3

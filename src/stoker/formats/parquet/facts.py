@@ -23,8 +23,8 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import NO_HASHES, FileInfo, FilePart, ShardInfo
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.common.inspect_header import Partition
-from stoker.formats.parquet.footer import thrift as compact
-from stoker.formats.parquet.footer.schema import ARROW_KEY, ColumnSchema, FileSchema
+from stoker.formats.parquet import thrift as compact
+from stoker.formats.parquet.schema import ARROW_KEY, ColumnSchema, FileSchema
 from stoker.storage.versions import stable_version
 from stoker.types import Ids
 
@@ -67,7 +67,7 @@ class FileFacts:
 
     @classmethod
     def of(cls, file: UnindexedFile, schema: FileSchema) -> FileFacts:
-        """The facts that :func:`~stoker.formats.parquet.footer.footer.read_facts` found, by its numbers of each row group."""
+        """The facts that :func:`~stoker.formats.parquet.footer.read_facts` found, by its numbers of each row group."""
         groups, leaves = file.spans, sum(len(column.paths) for column in schema.columns)
         return cls(
             file.key,
@@ -285,7 +285,7 @@ class ColumnPart:
 
     Attributes:
         chunks: facts of the column's chunks, one a leaf, offsets counted from the start of the buffer that holds them.
-        statistics: statistics of a column with one leaf, made by :func:`~stoker.formats.parquet.footer.thrift.struct`.
+        statistics: statistics of a column with one leaf, made by :func:`~stoker.formats.parquet.thrift.struct`.
     """
 
     rows: int

@@ -8,7 +8,7 @@ timestamps, dates, durations               ``datetime64`` (UTC where there is a 
 lists of numbers                           array of shape ``(n, k)`` where all rows have k values, else a list of arrays
                                            (``None`` for a null list; where numbers are null, lists with ``None``)
 text, bytes                                list of ``str``, ``bytes``
-bytes that are declared as arrays          array of shape ``(n, ...)``: see :mod:`stoker.formats.parquet.pages.decode`
+bytes that are declared as arrays          array of shape ``(n, ...)``: see :mod:`stoker.formats.parquet.decode`
 tensors of one shape                       array of shape ``(n, ...)``; ``None`` where one is null
 decimals, times, structs, maps, all else   list of Python objects as ``pyarrow`` makes them; times that Python's types do not
                                            hold, such as nanoseconds, are NumPy's

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stoker.errors import CorruptDataError
-from stoker.formats.parquet.footer.thrift import BINARY, I32, I64, STRUCT, ThriftReader, skip_struct, skip_value
+from stoker.formats.parquet.thrift import BINARY, I32, I64, STRUCT, ThriftReader, skip_struct, skip_value
 
 Chunk = tuple[int, ...]
 """Fields that are read of a column chunk; -1 where one is missing.

@@ -17,16 +17,8 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError
 from stoker.formats.common.compression import parse_compression
-from stoker.formats.parquet.footer.facts import (
-    CODEC,
-    COMPRESSED,
-    DATA_PAGE,
-    DICTIONARY_PAGE,
-    START,
-    UNCOMPRESSED,
-    VALUES,
-)
-from stoker.formats.parquet.footer.thrift import struct_numbers
+from stoker.formats.parquet.facts import CODEC, COMPRESSED, DATA_PAGE, DICTIONARY_PAGE, START, UNCOMPRESSED, VALUES
+from stoker.formats.parquet.thrift import struct_numbers
 from stoker.types import Buffer
 
 DATA, INDEX, DICTIONARY, DATA_V2 = 0, 1, 2, 3
@@ -90,7 +82,7 @@ def page_heads(buffer: Buffer | memoryview, start: int, size: int) -> Iterator[P
 def bad_pages(buffer: Buffer | memoryview, facts: NDArray[np.int64], shift: int) -> Iterator[str]:
     """Yields what is wrong with the pages of a chunk.
 
-    ``facts``: of the chunk as :mod:`stoker.formats.parquet.footer.facts` has them, int64 of shape ``(FIELDS,)``; offsets are
+    ``facts``: of the chunk as :mod:`stoker.formats.parquet.facts` has them, int64 of shape ``(FIELDS,)``; offsets are
     the file's. ``shift``: byte of the file that the buffer begins with.
     """
     view = memoryview(buffer)

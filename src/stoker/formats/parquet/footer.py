@@ -15,10 +15,10 @@ import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts
+from stoker.formats.parquet import parse
+from stoker.formats.parquet import thrift as compact
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer import parse
-from stoker.formats.parquet.footer import thrift as compact
-from stoker.formats.parquet.footer.facts import (
+from stoker.formats.parquet.facts import (
     COMPRESSED,
     FIELDS,
     GROUP_FIELDS,
@@ -28,15 +28,8 @@ from stoker.formats.parquet.footer.facts import (
     column_footer,
     open_limits,
 )
-from stoker.formats.parquet.footer.predicate import Bounds, Predicate
-from stoker.formats.parquet.footer.schema import (
-    ARROW_KEY,
-    DECLARED_KEY,
-    ColumnSchema,
-    FileSchema,
-    leaves_below,
-    read_schema,
-)
+from stoker.formats.parquet.predicate import Bounds, Predicate
+from stoker.formats.parquet.schema import ARROW_KEY, DECLARED_KEY, ColumnSchema, FileSchema, leaves_below, read_schema
 from stoker.types import Ids
 
 # Fields of Statistics. The first two are from before orders were defined, and pyarrow knows when they can be relied on.

@@ -5,7 +5,7 @@ as runs, and where lists begin is where runs end. Dictionary entries of 8 and 16
 
 Taken are the pages that writers make of tokens: PLAIN or of a dictionary, uncompressed or by Snappy, Zstandard or gzip, of
 both versions. All others, and all that is damaged, are left to pyarrow:
-see :class:`~stoker.formats.parquet.pages.pages.OtherPagesError`.
+see :class:`~stoker.formats.parquet.pages.OtherPagesError`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from stoker.formats.common.gather import empty
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer.facts import CODEC, COMPRESSED, START, VALUES
-from stoker.formats.parquet.footer.schema import ColumnSchema
-from stoker.formats.parquet.pages.pages import OtherPagesError, Page, Unpacker, read_pages
-from stoker.formats.parquet.pages.rle_bitpacked import WIDEST, exceptions, unpack
+from stoker.formats.parquet.facts import CODEC, COMPRESSED, START, VALUES
+from stoker.formats.parquet.pages import OtherPagesError, Page, Unpacker, read_pages
+from stoker.formats.parquet.rle_bitpacked import WIDEST, exceptions, unpack
+from stoker.formats.parquet.schema import ColumnSchema
 from stoker.types import Array, Buffer, Ids
 
 _PHYSICAL: Final = {1: "i4", 2: "i8", 4: "f4", 5: "f8"}

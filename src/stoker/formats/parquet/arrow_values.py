@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer.schema import tensor_order
-from stoker.formats.parquet.pages.values import ColumnValues, Fixed, Holed, RaggedLists, run_of
+from stoker.formats.parquet.schema import tensor_order
+from stoker.formats.parquet.values import ColumnValues, Fixed, Holed, RaggedLists, run_of
 from stoker.formats.unstacked import Unstacked, spread
 from stoker.types import Column, Ids
 

@@ -1,1 +1,0 @@
-"""Chunks of Lightning's litdata."""

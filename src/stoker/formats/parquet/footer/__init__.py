@@ -1,1 +1,0 @@
-"""The footer of a Parquet file: schema, row groups, statistics."""

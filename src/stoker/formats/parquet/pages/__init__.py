@@ -1,1 +1,0 @@
-"""Pages of a Parquet column chunk, decoded to arrays."""
