@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -25,7 +24,7 @@ from stoker.formats.common.gather import address_of
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.arrow_values import as_values
 from stoker.formats.parquet.facts import CODEC, VALUES, ColumnPart, column_footer, open_limits
-from stoker.formats.parquet.pages import OtherPagesError, read_pages
+from stoker.formats.parquet.pages import OtherPagesError, page_body, read_pages
 from stoker.formats.parquet.parse import HYBRID
 from stoker.formats.parquet.rle_bitpacked import exceptions
 from stoker.formats.parquet.schema import ColumnSchema
@@ -89,13 +88,11 @@ def in_place(column: ColumnSchema, rows: int, facts: NDArray[np.int64], buffer: 
     starts: list[int] = []
     counts: list[int] = []
     for page in pages:
-        body = view[page.start : page.start + page.size]
-        if page.crc is not None and zlib.crc32(body) != page.crc:
-            raise OtherPagesError("a page's checksum is wrong")
+        body = page_body(view, page)
         skipped, levels = 0, body[:0]
-        if page.levels is not None:
-            skipped = sum(page.levels)
-            levels = body[page.levels[0] : skipped]
+        if (told := page.levels) is not None:
+            skipped = sum(told)
+            levels = body[told[0] : skipped]
         elif optional:
             skipped = 4 + int.from_bytes(body[:4], "little")
             levels = body[4:skipped]

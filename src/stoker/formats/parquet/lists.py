@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from stoker.formats.common.gather import empty
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.facts import CODEC, COMPRESSED, START, VALUES
-from stoker.formats.parquet.pages import OtherPagesError, Page, Unpacker, read_pages
+from stoker.formats.parquet.pages import PLAIN, OtherPagesError, PageHead, Unpacker, read_pages
 from stoker.formats.parquet.rle_bitpacked import WIDEST, exceptions, unpack
 from stoker.formats.parquet.schema import ColumnSchema
 from stoker.types import Array, Buffer, Ids
@@ -94,7 +94,7 @@ def decode_equal(shape: ListShape, rows: int, facts: NDArray[np.int64], buffer: 
         if lists.count != page.entries or ((lists.starts + done) % length).any():
             raise OtherPagesError("lists of several lengths")
         end = done + page.entries
-        if page.coded or shape.dtype != shape.logical:
+        if page.coding != PLAIN or shape.dtype != shape.logical:
             flat[done:end] = values.of(page, page.entries, data)
         elif len(data) < page.entries * size:
             raise OtherPagesError("a page has fewer values than it says")
@@ -212,7 +212,7 @@ class _Lists:
     last_empty: bool
 
     @classmethod
-    def of(cls, shape: ListShape, page: Page, repetitions: memoryview, definitions: memoryview) -> _Lists:
+    def of(cls, shape: ListShape, page: PageHead, repetitions: memoryview, definitions: memoryview) -> _Lists:
         starts, _ = exceptions(repetitions, page.entries, 1, 1)
         holes, levels = exceptions(definitions, page.entries, shape.deepest.bit_length(), shape.deepest)
         count = page.entries - holes.size
@@ -234,7 +234,7 @@ class _Lists:
 class _Values:
     """Values of pages."""
 
-    def __init__(self, shape: ListShape, unpacker: Unpacker, dictionary: Page | None) -> None:
+    def __init__(self, shape: ListShape, unpacker: Unpacker, dictionary: PageHead | None) -> None:
         self._dtype = shape.dtype
         self._entries: Any = None
         self._size = 0
@@ -253,9 +253,9 @@ class _Values:
             entries = entries.copy()
         self._entries = None if self._same else pyarrow().array(entries)
 
-    def of(self, page: Page, count: int, data: memoryview) -> Array:
+    def of(self, page: PageHead, count: int, data: memoryview) -> Array:
         """Values of a page."""
-        if not page.coded:
+        if page.coding == PLAIN:
             return self._plain(data, count)
         if not count:
             return np.zeros(0, dtype=np.uint16)

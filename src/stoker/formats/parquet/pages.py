@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptDataError
 from stoker.formats.common.compression import parse_compression
 from stoker.formats.parquet.facts import CODEC, COMPRESSED, DATA_PAGE, DICTIONARY_PAGE, START, UNCOMPRESSED, VALUES
-from stoker.formats.parquet.thrift import struct_numbers
+from stoker.formats.parquet.thrift import StructSpan, struct_numbers
 from stoker.types import Buffer
 
 DATA, INDEX, DICTIONARY, DATA_V2 = 0, 1, 2, 3
@@ -55,6 +55,17 @@ class PageHead:
     def entries(self) -> int:
         """Values, and entries of empty and null lists: the first field of each kind's head. -1 if it does not say."""
         return self.numbers.get(1, -1)
+
+    @property
+    def coding(self) -> int:
+        """Encoding of its values, as ``parquet.thrift`` numbers them."""
+        return self.numbers.get(4 if self.kind == DATA_V2 else 2, -1)
+
+    @property
+    def levels(self) -> tuple[int, int] | None:
+        """Bytes of its repetition and definition levels, which come first and are not compressed; ``None`` where they tell
+        their lengths themselves, and are compressed as all the rest."""
+        return (self.numbers.get(6, -1), self.numbers.get(5, -1)) if self.kind == DATA_V2 else None
 
 
 def page_heads(buffer: Buffer | memoryview, start: int, size: int) -> Iterator[PageHead]:
@@ -134,9 +145,9 @@ def _read(view: memoryview, at: int, end: int) -> PageHead:
 
 def _parse(data: bytes, at: int) -> PageHead:
     """The header that ``data`` begins with, which lies at ``at`` in the buffer."""
-    inner: dict[int, dict[int, int]] = {}
+    inner: dict[int, StructSpan] = {}
     found, length = struct_numbers(data, 0, inner)
-    numbers = next((inner[field] for field in (8, 7, 5) if field in inner), {})
+    numbers = next((inner[field][0] for field in (8, 7, 5) if field in inner), {})
     crc = found[4] & 0xFFFFFFFF if 4 in found else None
     return PageHead(found.get(1, -1), at, at + length, found.get(3, -1), found.get(2, -1), numbers, crc)
 
@@ -151,33 +162,7 @@ class OtherPagesError(Exception):
     """These pages are damaged, or made in a way that is left to pyarrow, which says what is wrong with them, if anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page of values.
-
-    Attributes:
-        start: where its bytes begin in the buffer.
-        size: how many there are.
-        unpacked: how many they are when decompressed.
-        entries: values, and entries of empty and null lists.
-        coded: values are numbers of entries of the dictionary; otherwise ``PLAIN``.
-        levels: bytes of its repetition and definition levels, which come first and are not compressed; ``None`` where they
-            tell their lengths themselves, and are compressed as all the rest.
-        packed: whether it is compressed.
-        crc: checksum of its bytes.
-    """
-
-    start: int
-    size: int
-    unpacked: int
-    entries: int
-    coded: bool = False
-    levels: tuple[int, int] | None = None
-    packed: bool = True
-    crc: int | None = None
-
-
-def read_pages(buffer: Buffer, facts: NDArray[np.int64]) -> tuple[Page | None, Sequence[Page]]:
+def read_pages(buffer: Buffer, facts: NDArray[np.int64]) -> tuple[PageHead | None, Sequence[PageHead]]:
     """The dictionary page of a chunk, if there is one, and its data pages.
 
     ``facts``: of the chunk, offsets counted from the buffer's start. OtherPagesError if pages are encoded or compressed in
@@ -188,44 +173,46 @@ def read_pages(buffer: Buffer, facts: NDArray[np.int64]) -> tuple[Page | None, S
     end = start + int(facts[COMPRESSED])
     if start < 0 or end > len(view) or (facts[CODEC] and int(facts[CODEC]) not in _CODECS):
         raise OtherPagesError(f"codec {facts[CODEC]}")
-    dictionary: Page | None = None
-    pages: list[Page] = []
+    dictionary: PageHead | None = None
+    pages: list[PageHead] = []
     entries, unpacked = 0, int(facts[UNCOMPRESSED])
     try:
-        for head in page_heads(view, start, end - start):
-            page = _page_of(head, packed=bool(facts[CODEC]))
+        for page in page_heads(view, start, end - start):
+            _check_coding(page)
             if not 0 <= page.unpacked <= unpacked:
                 raise OtherPagesError("a page is larger than its chunk")
-            if head.kind == DICTIONARY and dictionary is None and not pages:
+            if page.kind == DICTIONARY and dictionary is None and not pages:
                 dictionary = page
-            elif head.kind in (DATA, DATA_V2):
+            elif page.kind in (DATA, DATA_V2):
                 entries += page.entries
                 pages.append(page)
-            elif head.kind != INDEX:
-                raise OtherPagesError(f"a page of kind {head.kind}")
+            elif page.kind != INDEX:
+                raise OtherPagesError(f"a page of kind {page.kind}")
     except CorruptDataError as error:
         raise OtherPagesError(str(error)) from None
-    if entries != facts[VALUES] or (dictionary is None and any(page.coded for page in pages)):
+    if entries != facts[VALUES] or (dictionary is None and any(page.coding != PLAIN for page in pages)):
         raise OtherPagesError(f"{entries} entries, not {facts[VALUES]}")
     return dictionary, pages
 
 
-def _page_of(head: PageHead, *, packed: bool) -> Page:
-    """Fields of a page's header that concern decoding; ``packed``: the chunk has a codec."""
-    numbers = head.numbers
-    coding = numbers.get(4 if head.kind == DATA_V2 else 2, -1)
-    if head.kind != INDEX and coding != PLAIN and coding not in _DICTIONARIES:
+def _check_coding(page: PageHead) -> None:
+    """OtherPagesError where a page's values or levels are encoded in another way."""
+    coding = page.coding
+    if page.kind != INDEX and coding != PLAIN and coding not in _DICTIONARIES:
         raise OtherPagesError(f"encoding {coding}")
-    levels = None
-    if head.kind == DATA:
-        if (numbers.get(3), numbers.get(4)) != (_RLE, _RLE):
-            raise OtherPagesError("levels of an encoding that is not used any more")
-    elif head.kind == DATA_V2:
-        levels = numbers.get(6, -1), numbers.get(5, -1)
-        if min(levels) < 0 or sum(levels) > min(head.size, head.unpacked):
-            raise OtherPagesError("levels are larger than their page")
-        packed = packed and bool(numbers.get(7, 1))
-    return Page(head.start, head.size, head.unpacked, head.entries, coding != PLAIN, levels, packed, head.crc)
+    if page.kind == DATA and (page.numbers.get(3), page.numbers.get(4)) != (_RLE, _RLE):
+        raise OtherPagesError("levels of an encoding that is not used any more")
+    levels = page.levels
+    if levels is not None and (min(levels) < 0 or sum(levels) > min(page.size, page.unpacked)):
+        raise OtherPagesError("levels are larger than their page")
+
+
+def page_body(view: memoryview, page: PageHead) -> memoryview:
+    """The bytes of a page as they are stored. OtherPagesError if they do not match its checksum."""
+    body = view[page.start : page.start + page.size]
+    if page.crc is not None and zlib.crc32(body) != page.crc:
+        raise OtherPagesError("a page's checksum is wrong")
+    return body
 
 
 class Unpacker:
@@ -236,31 +223,26 @@ class Unpacker:
         self._compression = parse_compression(_CODECS[codec]) if codec else None
         self._memory = np.empty(0, dtype=np.uint8)
 
-    def __call__(self, page: Page) -> tuple[memoryview, memoryview, memoryview]:
+    def __call__(self, page: PageHead) -> tuple[memoryview, memoryview, memoryview]:
         """Repetition levels, definition levels and values of a page; they hold until the next page is asked for.
 
         OtherPagesError if the bytes are not what the head says.
         """
-        body = self._view[page.start : page.start + page.size]
-        if page.crc is not None and zlib.crc32(body) != page.crc:
-            raise OtherPagesError("a page's checksum is wrong")
-        if page.levels is not None:
-            repetition, both = page.levels[0], sum(page.levels)
+        body = page_body(self._view, page)
+        if (levels := page.levels) is not None:
+            repetition, both = levels[0], sum(levels)
             return body[:repetition], body[repetition:both], self._unpack(body[both:], page, page.unpacked - both)
         data = self._unpack(body, page, page.unpacked)
         repetitions, data = _prefixed(data)
         definitions, data = _prefixed(data)
         return repetitions, definitions, data
 
-    def values(self, page: Page) -> memoryview:
+    def values(self, page: PageHead) -> memoryview:
         """The bytes of a dictionary page. OtherPagesError if they are not what the head says."""
-        body = self._view[page.start : page.start + page.size]
-        if page.crc is not None and zlib.crc32(body) != page.crc:
-            raise OtherPagesError("a page's checksum is wrong")
-        return self._unpack(body, page, page.unpacked)
+        return self._unpack(page_body(self._view, page), page, page.unpacked)
 
-    def _unpack(self, data: memoryview, page: Page, size: int) -> memoryview:
-        if not page.packed or self._compression is None:
+    def _unpack(self, data: memoryview, page: PageHead, size: int) -> memoryview:
+        if self._compression is None or (page.kind == DATA_V2 and not page.numbers.get(7, 1)):
             if len(data) != size:
                 raise OtherPagesError("a page is not of the size that it says")
             return data

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stoker.errors import CorruptDataError
-from stoker.formats.parquet.thrift import BINARY, I32, I64, STRUCT, ThriftReader, skip_struct, skip_value
+from stoker.formats.parquet.thrift import BINARY, STRUCT, StructSpan, ThriftReader, skip_struct, struct_numbers
 
 Chunk = tuple[int, ...]
 """Fields that are read of a column chunk; -1 where one is missing.
@@ -19,11 +19,11 @@ Chunk = tuple[int, ...]
 Physical type, codec, values, uncompressed and compressed bytes, offsets of the first data page and of the dictionary page;
 then the statistics' number of nulls, and where the statistics begin and end in the footer."""
 
-# Numbers of ColumnMetaData's fields, and their indices in a Chunk. Behind them come null_count of its statistics, and where
-# these begin and end in the footer.
-_CHUNK_FIELDS: Final = {1: 0, 4: 1, 5: 2, 6: 3, 7: 4, 9: 5, 11: 6}
-_CHUNK: Final = 10
-_NULLS: Final = 7
+# Numbers of fields of ColumnMetaData, in the order of a Chunk; of its statistics, and of null_count in these.
+_CHUNK_FIELDS: Final = (1, 4, 5, 6, 7, 9, 11)
+_STATISTICS: Final = 12
+_NULL_COUNT: Final = 3
+_NO_STATISTICS: Final[StructSpan] = {}, -1, -1
 
 HYBRID: Final = ", times in the hybrid calendar of "
 """Ends ``created_by``, before the time zone, where times are of the Julian calendar before 1582-10-15, and of local mean time
@@ -198,59 +198,8 @@ class _FooterReader(ThriftReader):
         return found
 
     def _chunk_metadata(self) -> Chunk:
-        # This runs once a chunk, of which a dataset may have millions: no helpers but where they are rare.
-        values = [-1] * _CHUNK
-        data, at, field = self._data, self._at, 0
-        while head := data[at]:
-            at += 1
-            kind = head & 15
-            if head > 15:
-                field += head >> 4
-            else:
-                self._at = at
-                field = self._signed()
-                at = self._at
-            if kind in (I64, I32):
-                byte = data[at]
-                at += 1
-                value = byte & 127
-                shift = 7
-                while byte > 127:
-                    byte = data[at]
-                    at += 1
-                    value |= (byte & 127) << shift
-                    shift += 7
-                if shift > 70:
-                    raise CorruptDataError("its footer holds a number that is too long")
-                slot = _CHUNK_FIELDS.get(field)
-                if slot is not None:
-                    values[slot] = (value >> 1) ^ -(value & 1)
-            elif field == 12 and kind == STRUCT:
-                nulls, end = _null_count(data, at)
-                values[_NULLS:] = nulls, at, end
-                at = end
-            else:
-                at = skip_value(data, at, kind, 0)
-        self._at = at + 1
-        return tuple(values)
-
-
-def _null_count(data: bytes, at: int) -> tuple[int, int]:
-    """``null_count`` of the statistics that begin at ``at``, -1 where it is missing; and their end."""
-    nulls, field = -1, 0
-    while head := data[at]:
-        at += 1
-        kind = head & 15
-        if head < 16:
-            return nulls, skip_struct(data, at - 1, 0)
-        field += head >> 4
-        if field == 3 and kind == I64:
-            start = at
-            at = skip_value(data, at, kind, 0)
-            value = 0
-            for index in range(at - 1, start - 1, -1):
-                value = value << 7 | data[index] & 127
-            nulls = (value >> 1) ^ -(value & 1)
-        else:
-            at = skip_value(data, at, kind, 0)
-    return nulls, at + 1
+        spans: dict[int, StructSpan] = {}
+        numbers, self._at = struct_numbers(self._data, self._at, spans)
+        statistics, begin, end = spans.get(_STATISTICS, _NO_STATISTICS)
+        get = numbers.get
+        return (*[get(field, -1) for field in _CHUNK_FIELDS], statistics.get(_NULL_COUNT, -1), begin, end)

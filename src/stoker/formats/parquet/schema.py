@@ -16,7 +16,7 @@ from stoker.errors import CorruptDataError
 from stoker.formats.common.entries import FLOATS
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.parse import Footer, SchemaElement
-from stoker.formats.parquet.thrift import ThriftReader
+from stoker.formats.parquet.thrift import struct_numbers
 
 ARROW_KEY = b"ARROW:schema"
 """Key of the Arrow types in a footer, as Parquet's types do not tell them in full."""
@@ -63,14 +63,11 @@ class ColumnSchema:
 
     def repetitions(self) -> list[int]:
         """The repetition of each element, as ``parquet.thrift`` numbers them; -1 of all where they can not be read."""
-        reader, found = ThriftReader(self.elements), [-1] * self.count
+        found, at = list[int](), 0
         try:
-            for number in range(self.count):
-                for field, kind in reader.fields():
-                    if field == 3:
-                        found[number] = reader.integer(kind)
-                    else:
-                        reader.skip(kind)
+            for _ in range(self.count):
+                numbers, at = struct_numbers(self.elements, at)
+                found.append(numbers.get(3, -1))
         except (IndexError, CorruptDataError):
             return [-1] * self.count
         return found

@@ -2,7 +2,7 @@
 
 There are two ways to walk through the fields of a struct. :class:`ThriftReader` gives them one by one, for structs of which a
 file has few. What there may be millions of (column chunks, pages) is walked by loops over the bytes themselves, in half
-the time: :func:`struct_numbers` and ``_chunk_metadata`` of :mod:`.parse`.
+the time: :func:`struct_numbers`.
 
 Small footers are written by :func:`struct` and the functions after it, whose values are pairs of a type and bytes.
 """
@@ -23,6 +23,7 @@ _LIST: Final = 9
 STRUCT: Final = 12
 
 _DEEPEST: Final = 32
+_TOO_LONG: Final = "its footer holds a number that is too long"
 
 
 class ThriftReader:
@@ -89,13 +90,17 @@ class ThriftReader:
         return (value >> 1) ^ -(value & 1)
 
 
-def struct_numbers(data: bytes, at: int, inner: dict[int, dict[int, int]] | None = None) -> tuple[dict[int, int], int]:
+StructSpan = tuple[dict[int, int], int, int]
+"""Integers and booleans of a struct by their fields, and where it begins and ends."""
+
+
+def struct_numbers(data: bytes, at: int, inner: dict[int, StructSpan] | None = None) -> tuple[dict[int, int], int]:
     """Integers and booleans of the struct that begins at ``at``, by their fields, and its end.
 
     IndexError if it is cut off, CorruptDataError if it is wrong. ``data``: where it lies. ``at``: where it begins. ``inner``:
     gets the same of the structs in it, by their fields.
     """
-    # This runs for each page: of small files, what a step of it takes is no small part of what reading one does.
+    # This runs for each page and chunk, of which a dataset may have millions: no helpers but where they are rare.
     found: dict[int, int] = {}
     field = 0
     while head := data[at]:
@@ -107,12 +112,27 @@ def struct_numbers(data: bytes, at: int, inner: dict[int, dict[int, int]] | None
             number, at = _unsigned(data, at)
             field = (number >> 1) ^ -(number & 1)
         if 4 <= kind <= 6:
-            number, at = (data[at], at + 1) if data[at] < 128 else _unsigned(data, at)
+            number, shift = data[at], 7
+            at += 1
+            if number > 127:
+                number &= 127
+                while (byte := data[at]) > 127 and shift < 63:
+                    at += 1
+                    number |= (byte & 127) << shift
+                    shift += 7
+                if byte > 127:
+                    raise CorruptDataError(_TOO_LONG)
+                at += 1
+                number |= byte << shift
             found[field] = (number >> 1) ^ -(number & 1)
+        elif kind == BINARY and data[at] < 128:
+            at += data[at] + 1
         elif kind in (1, 2):
             found[field] = 2 - kind
         elif kind == STRUCT and inner is not None:
-            inner[field], at = struct_numbers(data, at)
+            numbers, end = struct_numbers(data, at)
+            inner[field] = numbers, at, end
+            at = end
         else:
             at = skip_value(data, at, kind, 0)
     return found, at + 1
@@ -191,7 +211,7 @@ def _unsigned(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
         at += 1
         if shift > 63:
-            raise CorruptDataError("its footer holds a number that is too long")
+            raise CorruptDataError(_TOO_LONG)
     return value | byte << shift, at + 1
 
 
