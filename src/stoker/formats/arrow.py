@@ -41,7 +41,7 @@ from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.arrow_values import as_values
 from stoker.formats.parquet.columns import TEXTS
-from stoker.formats.parquet.values import ColumnValues, Fixed, gather
+from stoker.formats.parquet.values import ColumnValues, Fixed, gather_alike
 from stoker.formats.unstacked import scatter
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
@@ -123,10 +123,7 @@ class ArrowShard(PackedShard):
         if encoding is None or (encoding.verbatim and isinstance(taken, list)):
             return taken
         if isinstance(taken, np.ndarray):
-            if not len(rows):
-                return encoding.decode_fixed(np.zeros((0, encoding.size or 0), np.uint8))
-            raw = np.ascontiguousarray(taken).view(np.uint8).reshape(len(rows), -1)
-            return decode_fixed(encoding, raw, rows, name, self.where)
+            return decode_fixed(encoding, taken, rows, name, self.where)
         if encoding.size is not None:
             raise CorruptDataError(f"{self.where}: column {name!r} has nulls, but is declared {encoding.name}")
         return decode_values(encoding, taken, rows, name, self.where)
@@ -344,21 +341,18 @@ class ArrowFormat(PackedFormat):
 
 def _gather(shards: Sequence[ArrowShard], which: Ids, rows: Ids, name: str) -> Column | None:
     """A fixed-width column of several files in one copy; ``None`` where it is none."""
-    parts: list[Fixed] = []
+    parts: list[ColumnValues] = []
     number, row_in_batch = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
     for turn, shard in enumerate(shards):
         here = np.flatnonzero(which == turn)
         inside = shard.batches(rows[here])
         number[here] = len(parts) + inside
         row_in_batch[here] = rows[here] - shard.firsts[inside]
-        for values in shard.parts(name):
-            if not isinstance(values, Fixed):
-                return None
-            parts.append(values)
-    first = parts[0].array
-    if any(one.array.dtype != first.dtype or one.array.shape[1:] != first.shape[1:] for one in parts):
-        return None
-    return shards[0].finish(name, rows, gather(parts, number, row_in_batch)) if parts[0].width else None
+        parts += shard.parts(name)
+        if not isinstance(parts[-1], Fixed):
+            return None
+    taken = gather_alike(parts, number, row_in_batch)
+    return None if taken is None else shards[0].finish(name, rows, taken)
 
 
 class ArrowEncoder(PackedEncoder):

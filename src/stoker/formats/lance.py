@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
 from stoker.concurrency.shared.node_file import path_for_others
 from stoker.errors import FormatError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.checks import check_rows, refuse, wanted_columns
+from stoker.formats.common.checks import check_rows, refuse
+from stoker.formats.common.container import OpenShard
 from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.entries import FLOATS
 from stoker.formats.format import Format
 from stoker.formats.lance_connection import LanceConnection, LanceFacts
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.arrow_values import as_values
-from stoker.formats.parquet.values import ColumnValues, Fixed, gather
+from stoker.formats.parquet.values import ColumnValues, gather_alike
 from stoker.formats.unstacked import iterate_rows, scatter
 from stoker.lazy import cached_property
 from stoker.storage.files.file_errors import file_errors
@@ -147,20 +148,13 @@ class _Decoded:
         self.nbytes = sum(column.nbytes for column in self.columns.values())
 
 
-class LanceShard:
+class LanceShard(OpenShard):
     """A span of a fragment."""
-
-    unsafe: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, info: ShardInfo, where: str, options: ReadOptions) -> None:
         assert isinstance(info.detail, LanceSpan)
         self.span = info.detail
-        self.columns: tuple[str, ...] = tuple(info.spec["columns"])
-        self.format = info.format
-        self.layout: Hashable = (info.format, id(self.span.table), repr(info.spec))
-        self.options = options
-        self.samples = info.samples
-        self.where = where
+        super().__init__(info, where, options, (info.format, id(self.span.table), repr(info.spec)))
         self._cost = 0
         self._shelf = Shelf()
 
@@ -200,7 +194,7 @@ class LanceShard:
 def _read_many(shards: Sequence[LanceShard], which: Ids, rows: Ids, columns: Sequence[str] | None) -> Batch:
     """Rows of several spans of one table; see :meth:`stoker.formats.format.Format.read_many`."""
     check_rows(rows, np.array([shard.samples for shard in shards], np.int64)[which])
-    names = wanted_columns(columns, shards[0].columns, shards[0].where)
+    names = shards[0].wanted(columns)
     counts = np.bincount(which, minlength=len(shards)).tolist()
     spans = [shard.decoded(names, count) if count else None for shard, count in zip(shards, counts, strict=True)]
     whole = np.array([span is not None for span in spans], np.bool_)[which]
@@ -221,11 +215,8 @@ def _gathered(columns: Sequence[ColumnValues], which: Ids, rows: Ids) -> Column:
     """Values of rows of a column of several spans."""
     if len(columns) == 1:
         return columns[0].take(rows)
-    fixed = [column for column in columns if isinstance(column, Fixed)]
-    first = fixed[0] if fixed else None
-    alike = all(one.dtype == first.dtype and one.shape == first.shape for one in fixed) if first is not None else False
-    if first is not None and alike and len(fixed) == len(columns) and first.width:
-        return gather(fixed, which, rows)
+    if (found := gather_alike(columns, which, rows)) is not None:
+        return found
     parts = [(np.flatnonzero(which == turn), column) for turn, column in enumerate(columns)]
     return scatter([(at, {"": column.take(rows[at])}) for at, column in parts if at.size], len(rows))[""]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -31,9 +31,9 @@ from stoker.formats.common.checks import (
     refuse,
     require,
     string_list,
-    wanted_columns,
 )
 from stoker.formats.common.compression import parse_compression
+from stoker.formats.common.container import OpenShard
 from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.entries import Sizes
 from stoker.formats.common.gather import address_of, gather_rows
@@ -142,19 +142,15 @@ class Items:
     sizes: Ids
 
 
-class LitDataShard:
+class LitDataShard(OpenShard):
     """An open chunk: its directory checked against the index and against itself. ``tree``: the columns of its samples."""
-
-    format = "litdata"
 
     def __init__(
         self, info: ShardInfo, data: Buffer, tree: SampleTree, where: str, options: ReadOptions = ReadOptions()
     ) -> None:
-        self.where, self.options, self.samples = where, options, info.samples
+        super().__init__(info, where, options)
         self._tree = tree
-        self.columns: tuple[str, ...] = tuple(info.spec["columns"])
-        self.layout: Hashable = (info.format, repr(info.spec))
-        self.unsafe: Mapping[str, str] = {
+        self.unsafe = {
             name: "pickled"
             for name, one in tree.branches.items()
             if any(map(pickled, tree.leaves[one.first : one.end]))
@@ -181,7 +177,7 @@ class LitDataShard:
             raise CorruptDataError(f"{where}: the file holds {self._items} samples, the index says {info.samples}")
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
-        wanted = wanted_columns(columns, self.columns, self.where, self.options, self.unsafe)
+        wanted = self.wanted(columns)
         check_rows(rows, self.samples)
         if self._rows is not None:
             there = set(self._rows.columns)

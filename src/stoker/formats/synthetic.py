@@ -9,17 +9,18 @@ one row that is repeated by a stride of 0: not even that copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.checks import check_rows, refuse, wanted_columns
+from stoker.formats.common.checks import check_rows, refuse
+from stoker.formats.common.container import OpenShard
 from stoker.formats.common.file_shards import SpanDetail
 from stoker.formats.common.gather import address_of, gather_rows
 from stoker.formats.format import Format
@@ -130,20 +131,13 @@ def _mixed(numbers: Ids, salt: int) -> NDArray[np.uint64]:
     return finalise_array(mixed)
 
 
-class SyntheticShard:
+class SyntheticShard(OpenShard):
     """A run of samples that are made when they are read."""
 
-    unsafe: ClassVar[Mapping[str, str]] = {}
-
     def __init__(self, info: ShardInfo, where: str, options: ReadOptions) -> None:
+        super().__init__(info, where, options)
         self._spec = info.spec
-        self.columns: tuple[str, ...] = tuple(info.spec["columns"])
         self.first: int = info.detail.first if isinstance(info.detail, SpanDetail) else 0
-        self.format = info.format
-        self.layout: Hashable = (info.format, repr(info.spec))
-        self.options = options
-        self.samples = info.samples
-        self.where = where
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         check_rows(rows, self.samples)
@@ -151,7 +145,7 @@ class SyntheticShard:
 
     def make(self, numbers: Ids, columns: Sequence[str] | None) -> Batch:
         """The samples of these numbers."""
-        chosen = wanted_columns(columns, self.columns, self.where)
+        chosen = self.wanted(columns)
         seed, distinct = self._spec["seed"], self._spec["distinct"]
         return {
             name: _values(_kind(self._spec["columns"][name]), numbers, seed, number, distinct, self.options.views)

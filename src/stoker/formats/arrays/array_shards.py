@@ -90,10 +90,7 @@ class ArrayShard(PackedShard):
         """Rows as they were stored, to values as users see them."""
         encoding = self.encodings.get(name)
         if encoding is not None:
-            raw = np.ascontiguousarray(taken).reshape(len(rows), -1) if len(rows) else taken.reshape(0, 0)
-            if not len(rows):
-                return encoding.decode_fixed(np.zeros((0, encoding.size or 0), np.uint8))
-            return decode_fixed(encoding, raw.view(np.uint8).reshape(len(rows), -1), rows, name, self.where)
+            return decode_fixed(encoding, taken, rows, name, self.where)
         if taken.dtype.kind in "SUV":
             if not _all_characters(taken):
                 raise CorruptDataError(f"{self.where}: column {name!r} holds text with invalid characters")

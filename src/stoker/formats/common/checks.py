@@ -11,14 +11,13 @@ from functools import lru_cache
 from typing import Any, Final, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError, UnsafeDataError
 from stoker.formats.base import NO_HASHES, FileInfo, ReadOptions
 from stoker.formats.common.compression import parse_compression
 from stoker.formats.mds.encodings import Encoding, UnknownEncoding, get_encoding, mds_encoding
 from stoker.storage.files.own import PRIVATE
-from stoker.types import Column, Ids
+from stoker.types import Array, Column, Ids
 
 # What decoders may raise on bytes that are not what they expect. Missing packages are not among them.
 DECODE_ERRORS: Final = (ValueError, TypeError, KeyError, IndexError, ArithmeticError, SyntaxError, EOFError, OSError)
@@ -371,11 +370,14 @@ def decode_values(encoding: Encoding, values: list[bytes], rows: Ids, name: str,
         ) from error
 
 
-def decode_fixed(encoding: Encoding, raw: NDArray[np.uint8], rows: Ids, name: str, where: str) -> Column:
-    """Decode n values of a fixed width; ``raw`` has shape ``(n, size)`` and is given away.
+def decode_fixed(encoding: Encoding, stored: Array, rows: Ids, name: str, where: str) -> Column:
+    """Decode n values of a fixed width; each row of ``stored``, of any data type, has the bytes of one, and is given away.
 
     CorruptDataError if one does not decode; names the shard, its row and the column.
     """
+    if not len(rows):
+        return encoding.decode_fixed(np.zeros((0, encoding.size or 0), np.uint8))
+    raw = np.ascontiguousarray(stored).reshape(len(rows), -1).view(np.uint8)
     try:
         return encoding.decode_fixed(raw)
     except DECODE_ERRORS as error:

@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from stoker.display import unknown_name
 from stoker.errors import CorruptDataError, FormatError
@@ -23,36 +23,11 @@ PACKED: Final[Mapping[str, str]] = {".gz": "gz", ".zst": "zstd"}
 _NUMBERS: Final = re.compile(r"-[0-9]{5,}-of-[0-9]{5,}$", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Codec:
+class _Codec(NamedTuple):
     levels: range | None
     default: int | None
     module: str  # of cramjam, which is imported when something is compressed or decompressed
     max_ratio: int  # no compressed byte stands for more bytes than this
-
-    def compress(self, data: Any, *level: int) -> Any:
-        """A whole file, compressed by cramjam."""
-        return self._function("compress")(data, *level)
-
-    def decompress_into(self, data: Any, out: Any) -> int:
-        """Bytes that cramjam has written into a buffer."""
-        import cramjam
-
-        function = self._function("decompress", "_into")
-        try:
-            written: int = function(data, out)
-        except cramjam.DecompressionError as error:
-            if self.module != "gzip" or any(text in str(error) for text in _TOO_SMALL):
-                raise
-            written = function(_without_zeros(data, memoryview(out).nbytes), out)
-        return written
-
-    def _function(self, does: str, how: str = "") -> Callable[..., Any]:
-        import cramjam
-
-        raw = "_raw" if self.module == "snappy" else ""
-        function: Callable[..., Any] = getattr(getattr(cramjam, self.module), f"{does}{raw}{how}")
-        return function
 
 
 # Snappy is the raw format, without frames; the others are self-delimiting streams, of one or more members.
@@ -130,9 +105,7 @@ class Compression:
 
     def compress(self, data: bytes | bytearray | memoryview) -> memoryview:
         """Compress a whole file."""
-        codec = _CODECS[self.extension]
-        out = codec.compress(data) if self.level is None else codec.compress(data, self.level)
-        return memoryview(out)
+        return memoryview(self._function("compress")(data, *(() if self.level is None else (self.level,))))
 
     def decompress(self, data: bytes | bytearray | memoryview, size: int) -> bytearray:
         """Decompress a whole file to exactly ``size`` bytes; see :meth:`decompress_in`."""
@@ -162,7 +135,7 @@ class Compression:
         while True:
             out = bytearray(size)
             try:
-                written = _CODECS[self.extension].decompress_into(data, out)
+                written = self._decompress_into(data, out)
             except cramjam.DecompressionError as error:
                 too_small = any(text in str(error) for text in _TOO_SMALL)
                 if not too_small or size >= limit:
@@ -183,13 +156,33 @@ class Compression:
 
         size = memoryview(out).nbytes
         try:
-            written = _CODECS[self.extension].decompress_into(data, out)
+            written = self._decompress_into(data, out)
         except cramjam.DecompressionError as error:
             raise CorruptDataError(
                 f"not {size} bytes compressed with {self.extension}: {with_remedy(error)}"
             ) from error
         if written != size:
             raise CorruptDataError(f"{self.extension} holds {written} bytes where {size} were expected")
+
+    def _decompress_into(self, data: Any, out: Any) -> int:
+        """Bytes that cramjam has written into a buffer."""
+        import cramjam
+
+        function = self._function("decompress", "_into")
+        try:
+            written: int = function(data, out)
+        except cramjam.DecompressionError as error:
+            if self.extension != "gz" or any(text in str(error) for text in _TOO_SMALL):
+                raise
+            written = function(_without_zeros(data, memoryview(out).nbytes), out)
+        return written
+
+    def _function(self, does: str, how: str = "") -> Callable[..., Any]:
+        import cramjam
+
+        raw = "_raw" if self.extension == "snappy" else ""
+        function: Callable[..., Any] = getattr(getattr(cramjam, _CODECS[self.extension].module), f"{does}{raw}{how}")
+        return function
 
 
 def _without_zeros(data: Any, most: int) -> bytes | memoryview:

@@ -34,6 +34,7 @@ from stoker.formats.common.checks import (
     unsafe_columns,
     wanted_columns,
 )
+from stoker.formats.common.entries import column_names
 from stoker.formats.common.gather import address_of, gather_rows
 from stoker.formats.common.records import BytesLike
 from stoker.formats.format import Format
@@ -249,38 +250,29 @@ def _items(column: Column, encoding: Encoding | None) -> Iterable[Any]:
     return spread(encoding.items(column.some(there).column()), there, len(column))
 
 
-class PackedShard(ABC):
-    """Base of open shards: what is asked for is checked here, and read a column at a time.
+class OpenShard:
+    """Base of open shards: what their descriptions tell of them, and which columns are to be read.
 
     Args:
         info: the index's entry.
         where: names the shard in errors.
         options: how samples are handed out.
+        layout: see :class:`~stoker.formats.base.ShardReader`; by default the whole description.
 
     Attributes:
         encodings: encodings of the columns that have one.
         unsafe: see :class:`~stoker.formats.base.ShardReader`.
     """
 
-    def __init__(self, info: ShardInfo, where: str, options: ReadOptions) -> None:
+    def __init__(self, info: ShardInfo, where: str, options: ReadOptions, layout: Hashable = None) -> None:
         self.format = info.format
         self.where = where
         self.samples = info.samples
         self.options = options
         self.encodings: Mapping[str, Encoding] = encodings_of(info.spec)
         self.unsafe = unsafe_columns(self.encodings)
-        names = info.spec["columns"] if "columns" in info.spec else info.spec["column_names"]
-        self.columns: tuple[str, ...] = tuple(names)
-        self.layout: Hashable = (info.format, repr(info.spec))
-
-    @abstractmethod
-    def take(self, name: str, rows: Ids) -> Column:
-        """A column's values in rows that are inside the shard."""
-
-    def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
-        wanted = self.wanted(columns)
-        check_rows(rows, self.samples)
-        return {name: self.take(name, rows) for name in wanted}
+        self.columns = column_names(info)
+        self.layout: Hashable = (info.format, repr(info.spec)) if layout is None else layout
 
     def wanted(self, columns: Sequence[str] | None) -> list[str]:
         """Names of the columns to read, in the shard's order.
@@ -290,6 +282,19 @@ class PackedShard(ABC):
             UnsafeDataError: a pickled column and no consent.
         """
         return wanted_columns(columns, self.columns, self.where, self.options, self.unsafe)
+
+
+class PackedShard(OpenShard, ABC):
+    """Base of open shards that are read a column at a time; what is asked for is checked here."""
+
+    @abstractmethod
+    def take(self, name: str, rows: Ids) -> Column:
+        """A column's values in rows that are inside the shard."""
+
+    def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+        wanted = self.wanted(columns)
+        check_rows(rows, self.samples)
+        return {name: self.take(name, rows) for name in wanted}
 
 
 def encodings_of(spec: Mapping[str, Any]) -> Mapping[str, Encoding]:

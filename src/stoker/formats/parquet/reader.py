@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import FilePart, ReadOptions, ShardInfo
-from stoker.formats.common.checks import check_memory, check_rows, unsafe_columns, wanted_columns
-from stoker.formats.common.container import encodings_of, read_gathered
+from stoker.formats.common.checks import check_memory, check_rows
+from stoker.formats.common.container import OpenShard, read_gathered
 from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.entries import FLOATS
 from stoker.formats.common.file_shards import UnindexedFile
@@ -36,19 +36,19 @@ from stoker.formats.parquet.footer import KnownSchema, read_facts, read_footer
 from stoker.formats.parquet.lists import decode_equal, decode_lists, last_lists, list_shape
 from stoker.formats.parquet.pages import OtherPagesError, bad_pages
 from stoker.formats.parquet.schema import ColumnSchema
-from stoker.formats.parquet.values import AddressedValues, ColumnValues, Constant, EncodedValues, Fixed, gather
+from stoker.formats.parquet.values import AddressedValues, ColumnValues, Constant, EncodedValues, Fixed, gather_alike
 from stoker.formats.unstacked import iterate_rows
 from stoker.types import Array, Batch, Buffer, Ids
 
 if TYPE_CHECKING:
-    from stoker.formats.mds.encodings import Encoding
+    pass
 
 # Bytes of a map that are decoded before they are taken out of this process's memory.
 _LET_GO: Final = 2 << 20
 _MOST_SCHEMAS: Final = 256
 
 
-class ParquetReader:
+class ParquetReader(OpenShard):
     """An open row group: decodes a column when it is first asked for, and keeps it while there is room.
 
     ``info``: the index's entry; its detail is a :class:`~stoker.formats.parquet.facts.RowGroup`. ``file``: the bytes
@@ -65,22 +65,12 @@ class ParquetReader:
         expected = part.window[1] - part.window[0] if part.in_place else description.bytes
         if len(file) != expected:
             raise CorruptDataError(f"{where}: {len(file)} bytes are there, the index says {expected}")
-        self.where = f"{where}: row group {group.number}"
-        self.samples = info.samples
-        self.columns: tuple[str, ...] = tuple(info.spec["columns"])
-        self.layout: Hashable = info.spec["layout"]
-        self.options = options
-        self.encodings: Mapping[str, Encoding] = {}
-        if "encodings" in info.spec:
-            self.encodings = encodings_of(info.spec)
-        self.unsafe = unsafe_columns(self.encodings)
+        super().__init__(info, f"{where}: row group {group.number}", options, info.spec["layout"])
         self._group = group
         self._constants = dict(group.constants)
         self._buffer = file
         self._part = part
         self._shelf = Shelf()
-
-    format = "parquet"
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """See :class:`~stoker.formats.base.ShardReader`; for types of values :mod:`stoker.formats.parquet.values`."""
@@ -96,13 +86,6 @@ class ParquetReader:
                     f"{self.where}, column {name!r}: a value does not fit its type (text that is not UTF-8?): {error}"
                 ) from None
         return batch
-
-    def wanted(self, columns: Sequence[str] | None) -> list[str]:
-        """Names of the columns to read, in the shard's order.
-
-        FormatError if there is no such column, UnsafeDataError for a pickled column and no consent.
-        """
-        return wanted_columns(columns, self.columns, self.where, self.options, self.unsafe)
 
     def values(self, name: str) -> ColumnValues:
         """A column, decoded now or before."""
@@ -326,10 +309,4 @@ def _gather(shards: Sequence[ParquetReader], which: Ids, rows: Ids, name: str) -
     first = shards[0].values(name)
     if not isinstance(first, AddressedValues) or first.nbytes * len(shards) > shards[0].options.decoded_bytes:
         return None
-    columns: list[AddressedValues] = [first]
-    for shard in shards[1:]:
-        values = shard.values(name)
-        if not isinstance(values, AddressedValues) or values.dtype != first.dtype or values.shape != first.shape:
-            return None
-        columns.append(values)
-    return gather(columns, which, rows)
+    return gather_alike([first, *(shard.values(name) for shard in shards[1:])], which, rows)

@@ -202,6 +202,19 @@ def gather(columns: Sequence[AddressedValues], which: Ids, rows: Ids) -> Array:
     return taken.view(first.dtype).reshape(len(rows), *first.shape)
 
 
+def gather_alike(columns: Sequence[ColumnValues], which: Ids, rows: Ids) -> Array | None:
+    """As :func:`gather`, of any columns; ``None`` where their values are not of one dtype and shape at known addresses."""
+    first, *others = columns
+    if not isinstance(first, AddressedValues) or not first.width:
+        return None
+    alike: list[AddressedValues] = [first]
+    for one in others:
+        if not isinstance(one, AddressedValues) or one.dtype != first.dtype or one.shape != first.shape:
+            return None
+        alike.append(one)
+    return gather(alike, which, rows)
+
+
 class EncodedValues(ColumnValues):
     """A column whose stored values are decoded when rows of it are taken. Nulls stay ``None``.
 
@@ -220,8 +233,7 @@ class EncodedValues(ColumnValues):
                     f"{self._where}, column {self._name!r} is declared {self._encoding.name}, and has nulls, or values that "
                     f"are not of {size} bytes"
                 )
-            raw = np.ascontiguousarray(column).view(np.uint8).reshape(len(rows), size)
-            return decode_fixed(self._encoding, raw, rows, self._name, self._where)
+            return decode_fixed(self._encoding, column, rows, self._name, self._where)
         there = [place for place, value in enumerate(column) if value is not None]
         data = [value.encode() if isinstance(value, str) else value for value in map(column.__getitem__, there)]
         values = decode_values(self._encoding, data, rows[there], self._name, self._where)

@@ -234,14 +234,12 @@ class TarShard(PackedShard):
         elif name in self._digits:
             column = self._numbers(name, files, present)
         elif encoding.size is not None:
-            if len(present) and (lengths != encoding.size).any():
+            if (lengths != encoding.size).any():
                 row = int(present[int(np.argmax(lengths != encoding.size))])
                 raise CorruptDataError(
                     f"{self.where}: sample {row}: column {name!r} is not of the {encoding.size} bytes of {encoding.name}"
                 )
-            column = encoding.decode_fixed(np.zeros((0, encoding.size), np.uint8))
-            if len(present):
-                column = decode_fixed(encoding, self._fixed(files, encoding.size), present, name, self.where)
+            column = decode_fixed(encoding, self._fixed(files, encoding.size), present, name, self.where)
         else:
             views = self.options.views and encoding.verbatim and not isinstance(self._data, HeadView)
             column = decode_values(encoding, self._contents(files, views=views), present, name, self.where)

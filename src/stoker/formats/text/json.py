@@ -179,20 +179,25 @@ def _with_remedy(said: str, line: str) -> str:
     return f"{said}: {remedy}" if remedy else said
 
 
-class JSONFileShard(LineShard):
-    """An open span of a file of JSON lines. Columns of the kind ``json`` hold whatever is there, and ``None``."""
+class JSONShard(LineShard):
+    """An open shard of JSON lines, or a span of a file of others' lines.
+
+    There, columns of the kind ``json`` hold whatever is there, and ``None``.
+    """
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
-        kinds = info.spec["columns"]
+        kinds, own = info.spec["columns"], len(files) > 1
         self._inferred: bool = info.spec.get("inferred", False)
+        self._own = own
         together = JSONColumns(tuple(kinds.items()), whole=self._inferred)
-        super().__init__(info, files, where, kinds=kinds, first=0, together=together)
+        newline = info.spec["newline"] if own else ""
+        super().__init__(info, files, where, kinds=kinds, first=0, newline=newline, together=together)
 
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         try:
             return parse_objects(lines, columns, self._kinds, whole=self._inferred)
         except UnfitValueError as error:
-            if error.column is not None:
+            if error.column is not None and not self._own:
                 columns = str({**self._kinds, error.column: "json"})
                 if len(columns) > _MOST_TOLD:
                     columns = f"{{{error.column!r}: 'json', and all others}}"
@@ -305,18 +310,6 @@ def _fits(kind: str, value: Any, *, exact: bool) -> bool:
         return False
 
 
-class JSONShard(LineShard):
-    """An open shard of JSON lines."""
-
-    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
-        kinds, newline = info.spec["columns"], info.spec["newline"]
-        together = JSONColumns(tuple(kinds.items()), whole=False)
-        super().__init__(info, files, where, kinds=kinds, first=0, newline=newline, together=together)
-
-    def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
-        return parse_objects(lines, columns, self._kinds)
-
-
 class JSONFormat(LineFormat):
     """Two files a shard: lines of JSON, and their offsets. Of others' files, spans."""
 
@@ -324,7 +317,7 @@ class JSONFormat(LineFormat):
     aliases = ("jsonl", "ndjson")
     shard = "lines, an object each"
     describing = (".json",)
-    shards = JSONShard, JSONFileShard
+    shards = JSONShard, JSONShard
     suffixes = (".jsonl", ".ndjson", ".json")
     settings = SETTINGS
 

@@ -288,7 +288,7 @@ class TFRecordShard(PackedShard):
             raise CorruptDataError(
                 f"{self.where}: record {row}: feature {name!r} holds a number that does not fit {encoding.name}"
             )
-        return decode_fixed(encoding, stored.reshape(len(rows), -1).view(np.uint8), rows, name, self.where)
+        return decode_fixed(encoding, stored, rows, name, self.where)
 
     def _decode_bytes(self, name: str, values: list[Any], rows: Ids) -> Column:
         encoding = self.encodings.get(name)
