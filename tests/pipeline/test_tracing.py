@@ -37,7 +37,7 @@ from stoker.cache.disk.fetches import Fetches
 from stoker.concurrency.spans import recorder as spans
 from stoker.concurrency.spans import sample_clock
 from stoker.concurrency.spans.recorder import WHOLE, Recorder, Stage, WaitClock
-from stoker.concurrency.spans.sample_clock import SampleClock, ShortSamples, StretchClock
+from stoker.concurrency.spans.sample_clock import SampleClock, ShortSamples
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.pipeline.stats.rank_times import Activity, Intervals
@@ -198,7 +198,7 @@ def test_of_many_short_samples_some_are_measured_and_stand_for_all(tmp_path: Pat
     begun, samples = clock.now, range(5000)
     remaining = iter(samples)
     taken = zip(decoded(5000, MICROSECOND), remaining, strict=True)
-    assert [sample for sample, _ in SampleClock(running).decoded(taken, remaining)] == list(samples)
+    assert [sample for sample, _ in SampleClock(running).made(taken, remaining)] == list(samples)
     asked = clock.now - begun - 5000 * MICROSECOND
     assert 5000 / 64 < asked < 5000 / 8
     (found,) = read_recorded(tmp_path, 0, 0)
@@ -208,7 +208,7 @@ def test_of_many_short_samples_some_are_measured_and_stand_for_all(tmp_path: Pat
 
     remaining, timed = iter(range(20)), SampleClock(running)
     taken = zip(decoded(20, MICROSECOND), remaining, strict=True)
-    made = map(timed.transforming(lambda pair: slow(pair[0])), timed.decoded(taken, remaining))
+    made = timed.made(taken, remaining, partial(map, lambda pair: slow(pair[0])))
     assert list(made) == list(range(20))
     (found,) = read_recorded(tmp_path, 0, 0)
     long = found.spans[found.spans["stage"] == Stage.TRANSFORM]
@@ -266,7 +266,7 @@ def test_what_threads_have_of_the_processors_is_recorded(
 
 def test_the_time_of_samples_made_in_one_go_is_known_as_a_whole(tmp_path: Path, clock: SimulatedClock) -> None:
     running = Recorder(str(tmp_path))
-    stretches, source = StretchClock(running), iter(range(3000))
+    stretches, source = SampleClock(running, together=True), iter(range(3000))
 
     def one_is_slow(number: int) -> int:
         clock.passes(30 * MILLISECOND if number == 1000 else MICROSECOND)  # none of those that are measured

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,14 +17,13 @@ from stoker.order.shuffle.shard_table import ShardTable
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.sample_errors import (
     SampleLocation,
-    apply_transform,
     beside,
     decode_error,
     located,
     location_at,
     location_of,
 )
-from stoker.reading.samples import SampleRun, distinct_shards, iterate_samples, read_sample, read_samples
+from stoker.reading.samples import SampleRun, distinct_shards, iterate_samples, make_all, read_sample, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids, Sample, Transform
 
@@ -125,13 +123,8 @@ class RowReader:
         if own is None and transform is None:
             return iterate_samples(self.pool, shards, rows, self.columns, clock)
         run = iterate_samples(self.pool, shards, rows, self.columns) if own is None else SampleRun.of(own)
-        if clock is not None:
-            run = replace(run, samples=clock.decoded(run.samples, run.remaining))
-            transform = None if transform is None else clock.transforming(transform)
-        if transform is None:
-            return run
-        origin = partial(self.origin, shards, rows)
-        return SampleRun(apply_transform(transform, run.samples, run.remaining, origin), run.remaining)
+        samples = make_all(run, transform, partial(self.origin, shards, rows), clock)
+        return SampleRun(samples, run.remaining)
 
     def each(self, shards: Ids, rows: Ids) -> SampleRun:
         remaining = iter(range(len(rows)))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.concurrency.spans.recorder import Stage, begin_span, end_span, recorder, span
-from stoker.concurrency.spans.sample_clock import SampleClock, StretchClock
+from stoker.concurrency.spans.sample_clock import SampleClock
 from stoker.errors import FormatError
 from stoker.formats.base import ShardReader
 from stoker.formats.registry import get_format
@@ -117,17 +117,24 @@ def read_sample(pool: ShardPool, shard: int, row: int, columns: Sequence[str] | 
     return sample
 
 
-def make_all(run: SampleRun, transform: Transform | None, origin: Callable[[int], SampleLocation]) -> Iterator[Any]:
-    """Samples that are all taken one after the other, with nothing else in between; a trace shows how long that takes.
+def make_all(
+    run: SampleRun,
+    transform: Transform | None,
+    origin: Callable[[int], SampleLocation],
+    clock: SampleClock | None = None,
+) -> Iterator[Any]:
+    """Samples, or what a transform makes of them; a trace shows how long that takes.
 
-    ``origin``: where the n-th of these samples comes from. TransformError if the transform raised an error; names the sample.
+    TransformError if the transform raised an error; names the sample. ``origin``: where the n-th of these samples comes from.
+    ``clock``: measures them; default, one of samples that are all taken one after the other, with nothing else in between.
     """
     recording, count = recorder(), operator.length_hint(run.remaining)
     apply = None
     if transform is not None:
         apply = partial(apply_transform, transform, remaining=run.remaining, origin=origin, count=count)
     if recording is not None:
-        return StretchClock(recording).made(run.samples, run.remaining, apply)
+        clock = clock or SampleClock(recording, together=True)
+        return clock.made(run.samples, run.remaining, apply)
     return run.samples if apply is None else apply(run.samples)
 
 
