@@ -398,8 +398,6 @@ def test_a_function_of_whole_batches(data: Path) -> None:
         StreamingDataLoader(opened(data, transform=chain), collate_fn=list)
     with pytest.raises(ConfigError, match=r"one that batch_map\(\) has changed"):
         StreamingDataLoader(opened(data, transform=Chain().batch_map(halved)), drop_last=True)
-    with pytest.raises(ConfigError, match=r"call map\(\) before it"):
-        opened(data, transform=chain).map(odd_ones, "late")
     for returned, message in (
         (None, "returned None"),
         ({}, "returned an empty dict"),

@@ -124,8 +124,10 @@ def dice(sample: Row, generator: np.random.Generator) -> Row:
     return {**sample, "r": float(generator.random())}
 
 
-def sevens(columns: dict[str, Any]) -> dict[str, Any]:
-    return {**columns, "n": np.full(len(columns["x"]), 7)}
+def told(columns: dict[str, Any]) -> dict[str, Any]:
+    """Columns with the number of rows of their batch, and a sum of them."""
+    count = len(columns["x"])
+    return {**columns, "n": np.full(count, count), "c": np.full(count, sum(map(int, columns["x"])))}
 
 
 class Anything:
@@ -180,11 +182,13 @@ STEPS: Final[dict[str, Kind]] = {
         lambda dataset, other: dataset.join(other("others"), on="x"),
         lambda row: "bad" if row["x"] % 5 == 3 else [_joined(row)],
     ),
-    "batch_map": Kind(lambda dataset, _: dataset.batch_map(sevens), lambda row: [{**row, "n": 7}]),
+    "batch_map": Kind(lambda dataset, _: dataset.batch_map(told), lambda row: [{**row, "n": ANY, "c": ANY}]),
 }
 OF_SAMPLES: Final = ("map", "fail", "rename", "perhaps", "random_map", "enumerate")
 """Steps of chains that are made as samples are asked for."""
 FAILING: Final = {"fail", "join or bad"}
+BEFORE_BATCHES: Final = {"enumerate", "zip", "filter by another"}
+"""Steps that need samples, which rows of a batch need not be."""
 
 
 class Lot:
@@ -280,11 +284,13 @@ class Run:
         steps = [name for name in steps if name not in joins[1:]]  # all of them add the same column
         if "flat_map" in steps and "filter by another" in steps:
             steps.remove("filter by another")
-        if lot.chance(15):
-            steps.append("batch_map")
+        if lot.chance(25):
+            last = max((number for number, name in enumerate(steps, 1) if name in BEFORE_BATCHES), default=0)
+            steps.insert(len(steps) - lot.randrange(len(steps) - last + 1), "batch_map")
         fails = damaged or bool(FAILING & {*steps})
         bad = lot.choice(("skip", "replace") if fails else ("raise", "skip", "replace"))
-        if "flat_map" in steps and bad == "replace":
+        later = steps[steps.index("batch_map") + 1 :] if "batch_map" in steps else []
+        if bad == "replace" and ("flat_map" in steps or {*later} - {"rename"}):
             bad = "skip"
         quarantine = [lot.randrange(SIZES[numbers[0]]) for _ in range(4)] if lot.chance(25) else []
         return cls(streams, options, steps, bad, quarantine, "number" if lot.chance(20) else None)
@@ -344,13 +350,13 @@ class Run:
         order = [number for number, *_ in self.streams]
         return sum(SIZES[number] for number in order[: order.index(x // 1000)]) + x % 1000
 
-    def made(self, x: int) -> Made:
+    def made(self, x: int, steps: Sequence[str] | None = None) -> Made:
         if self.streams[0][1] == "damaged" and is_damaged(x):
             return "bad"
         rows = [row_of(x)]
         if self.ids is not None:
             rows[0][self.ids] = self.number(x)
-        for step in self.steps:
+        for step in self.steps if steps is None else steps:
             made = [STEPS[step].make(row) for row in rows]
             marks = [one for one in made if isinstance(one, str)]
             if marks:
@@ -359,6 +365,14 @@ class Run:
             if not rows:
                 return []
         return rows
+
+    def check_batch(self, wanted: Sequence[int], rows: Sequence[Row]) -> None:
+        """See that the function of batches had the samples of one, as the steps before it make them."""
+        before = [self.made(x, self.steps[: self.steps.index("batch_map")]) for x in wanted]
+        if self.quarantine or "replaced" in before or ("bad" in before and self.bad == "replace"):
+            return  # others came in places of theirs
+        reached = [row["x"] for made in before if not isinstance(made, str) for row in made]
+        assert {(row["n"], row["c"]) for row in rows} <= {(len(reached), sum(reached))}
 
     def take(self, x: int, epoch: int, step: range, rows: Iterator[Row]) -> int | None:
         """Take the rows of a sample, which must come next: how many; ``None``: another in its place is unknown.
@@ -524,6 +538,9 @@ class Journey:
             assert samples is not None, "more came than there is"
             if len(samples) >= ranks:  # else ranks repeat samples, to have one each
                 run.check(samples, [row for part in step if part is not None for row in part], self.epoch, position)
+            if len(samples) == ranks * batch_size and "batch_map" in run.steps:
+                for rank, part in enumerate(step):
+                    run.check_batch(samples[rank * batch_size : (rank + 1) * batch_size], part or [])
             position += len(samples)
         states = [json.loads(json.dumps(one.stateful.state_dict())) for one in readers]
         assert all(one == states[0] for one in states), "the ranks' states differ"

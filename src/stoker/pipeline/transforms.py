@@ -11,6 +11,7 @@ import numpy as np
 
 from stoker.concurrency.processes import StartMethod
 from stoker.concurrency.user_code import runs_steps
+from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
 from stoker.formats.mds.encodings.images import loaded
 from stoker.formats.unstacked import as_batch
@@ -21,7 +22,7 @@ from stoker.policy import ReadAmounts
 from stoker.reading.apply_chain import EpochChain, SampleIdentity, change_batch
 from stoker.reading.bad_samples import BadSamples
 from stoker.reading.chain import as_chain
-from stoker.reading.projection import LeadingJoin, project, split_steps
+from stoker.reading.projection import LeadingJoin, batch_parts, project, split_steps
 from stoker.reading.sample_errors import location_at
 from stoker.reading.shard_pool import ShardPool
 from stoker.reading.steps import Load, Map, Project, Select, Step, TokenizeColumn
@@ -126,9 +127,16 @@ def with_steps(settings: EpochReaderSettings, index: Index | ConcatIndex, ids: s
         ids: a column that comes with any of them; ``None``: none does.
 
     Raises:
-        ConfigError: the transform is a chain that begins with a change of columns that are not there.
+        ConfigError: the transform is a chain that begins with a change of columns that are not there, or samples are to
+            replace what is no sample.
     """
     chain = as_chain(settings.transform)
+    after = batch_parts(chain.steps)[1:]
+    if after and settings.bad_samples is not None and settings.bad_samples.on_bad_sample == "replace":
+        raise ConfigError(
+            f"{chain!r}: {after[0][0].told} has rows of a whole batch, and where it fails for one, no sample can take the "
+            f"place of that: use on_bad_sample='skip', or call it before {chain.takes_batch}"
+        )
     wanted = tuple(index.columns if settings.columns is None else settings.columns)
     alike = settings.columns is not None or index.same_columns
     if not alike and (not chain.steps or not isinstance(chain.steps[0], Select)):

@@ -15,8 +15,7 @@ from stoker.reading.steps import Step
 class Chain(StepMethods):
     """Steps that make samples, one after the other. A value: each method gives a new one.
 
-    ``transform=`` of a dataset takes it, and ``dataset.map(f)`` adds to that of the dataset. Functions of a sample come
-    before :meth:`batch_map`, after which a batch is whole.
+    ``transform=`` of a dataset takes it, and ``dataset.map(f)`` adds to that of the dataset.
 
     >>> chain = Chain().map(str.strip).random_map(lambda text, rng: text * rng.integers(1, 3), name="repeat")
     >>> chain, chain.names
@@ -37,17 +36,17 @@ class Chain(StepMethods):
         self.steps = tuple(steps)
         whole = flat = ""
         for step in self.steps:
-            flat = flat or (f"{step.kind}()" if step.makes_several else "")
-            if whole and (step.calls or step.positioned):
+            if whole and (step.positioned or step.kind == "zip"):
                 raise ConfigError(
                     f"{self!r}: {whole} makes whole batches, whose rows need not be samples: call {step.kind}() before it"
                 )
+            whole = whole or (f"{step.kind}()" if step.takes_batch else "")
+            flat = flat or (f"{step.kind}()" if step.makes_several else "") or whole
             if flat and step.replaces:
                 raise ConfigError(
-                    f"{self!r}: {flat} makes any number of samples of one, and a replacement takes the place of one sample: "
-                    "use dropped='leave_out' after it"
+                    f"{self!r}: {flat} makes any number of samples of {'a batch' if flat == whole else 'one'}, and a "
+                    "replacement takes the place of one sample: use dropped='leave_out' after it"
                 )
-            whole = whole or (f"{step.kind}()" if step.takes_batch else "")
         # Random numbers are drawn by the name of their step; states name other datasets by theirs.
         for what in (
             [step.name for step in self.steps if step.draws],

@@ -123,6 +123,17 @@ def split_steps(steps: Sequence[Step], *, of_samples: bool = False) -> tuple[tup
     return tuple(steps[:last]), tuple(steps[last:])
 
 
+def batch_parts(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
+    """The steps, cut where one that takes samples follows one that takes a whole batch."""
+    parts, begin, whole = list[tuple[Step, ...]](), 0, False
+    for number, step in enumerate(steps):
+        if whole and step.calls:
+            parts.append(tuple(steps[begin:number]))
+            begin, whole = number, False
+        whole = whole or step.takes_batch
+    return [*parts, tuple(steps[begin:])]
+
+
 def stored_names(steps: Sequence[Step], columns: Sequence[str]) -> dict[str, str]:
     """The stored name of each column whose values are as they are stored; none where a function makes samples."""
     names = {name: name for name in columns}

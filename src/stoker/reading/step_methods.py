@@ -181,7 +181,9 @@ class StepMethods:
     def batch_map(self, function: Callable[[Batch], Batch], name: str | None = None) -> Self:
         """This chain or dataset with a function of whole batches.
 
-        It is called once for each batch that has samples, before arrays become tensors.
+        It is called once for each batch that is delivered and has samples, with what the steps before it make of these, and
+        before arrays become tensors. Steps after it have the rows that it returned as samples: row i has the random numbers
+        of sample i of the batch, and further rows those of its last sample, as after :meth:`flat_map`.
 
         Only what delivers batches takes such a chain: ``batches()``, ``StreamingDataLoader``, which then reads whole
         columns, ``stoker.jax.batches``.

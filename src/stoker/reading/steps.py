@@ -45,6 +45,8 @@ BAD: Final = LeftOut("BAD")
 """Stands for a bad sample until it is known what becomes of it."""
 TO_REPLACE: Final = LeftOut("TO_REPLACE")
 """Stands for a sample that a filter dropped, whose place another will take."""
+GONE: Final = LeftOut("GONE")
+"""Stands for a sample that was left out before a function of its batch, or of which that function made nothing."""
 
 
 class SeveralSamples(list[Any]):

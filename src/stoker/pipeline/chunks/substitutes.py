@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 from stoker.reading.replacement import Replacements, none_is_good
 from stoker.reading.steps import LeftOut, SeveralSamples
 
+Located: TypeAlias = tuple[int, int, int]
+"""The position, shard and row of a sample."""
+
 
 class Substitutes:
     """Finds samples of an epoch that come in the places of bad and filtered ones.
@@ -21,9 +24,6 @@ class Substitutes:
         run: the positions of the epoch, and where their samples lie; ``None`` where no sample replaces another.
         for_bad: whether bad samples are replaced, not only filtered ones.
         strict: whether an error of a sample that is tried is raised.
-
-    Attributes:
-        last: shard and row of the sample that replaced another last; ``None``: none has.
 
     Raises:
         ConfigError: bad samples are replaced, and the plan does not say where other samples are.
@@ -35,7 +35,6 @@ class Substitutes:
             check_spanned(*self._asked())  # an error is raised here, not when a sample is bad
         # Made where a sample is bad or filtered: most epochs have none.
         self._replacements: Replacements | None = None
-        self.last: tuple[int, int] | None = None
 
     def _asked(self) -> tuple[Plan, str]:
         """The plan of the epoch that is asked where other samples are, and the setting that asks."""
@@ -43,8 +42,10 @@ class Substitutes:
         plan = self._run.plan.whole if isinstance(self._run.plan, OuterPlan) else self._run.plan
         return plan, "on_bad_sample='replace'" if self._for_bad else "filter(dropped='replace')"
 
-    def find(self, position: int, error: SampleError | None, read: Callable[[int, int, int], Any]) -> tuple[Any, int]:
-        """Another sample in the place of a bad or filtered one, as ``read`` gives it, and its position.
+    def find(
+        self, position: int, error: SampleError | None, read: Callable[[int, int, int], Any]
+    ) -> tuple[Any, Located]:
+        """Another sample in the place of a bad or filtered one, as ``read`` gives it, and where it is.
 
         Args:
             position: of that one.
@@ -56,19 +57,21 @@ class Substitutes:
             ConfigError: as said, where the one to replace is filtered.
         """
 
+        tried: Located = (0, 0, 0)
+
         def read_at(candidate: int) -> Any:
+            nonlocal tried
             assert self._run is not None
             shards, rows = self._run.order.locate(np.array([candidate], np.int64))
-            made = read(candidate, int(shards[0]), int(rows[0]))
-            self.last = int(shards[0]), int(rows[0])
-            return made
+            tried = candidate, int(shards[0]), int(rows[0])
+            return read(*tried)
 
         if self._replacements is None:
             self._replacements = Replacements(spans_of(*self._asked()), strict=self._strict)
         replacements = self._replacements
         found = replacements.find(position, read_at, _has_samples)
         if found is not None:
-            return found
+            return found[0], tried
         if error is None:
             raise ConfigError(
                 f"filter(dropped='replace'): of {replacements.tried} samples that were tried in the place of one, none "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
 from stoker.pipeline.chunks.chunk import NO_IDS, Chunk
 from stoker.pipeline.chunks.empty_batch import EmptyBatch
-from stoker.pipeline.chunks.substitutes import Substitutes
+from stoker.pipeline.chunks.substitutes import Located, Substitutes
 from stoker.pipeline.columns import batch_length, cut_columns, stack_samples
 from stoker.pipeline.joins.leading import LeadingJoins
 from stoker.pipeline.ranks.outer_plan import OuterRun
@@ -24,7 +25,7 @@ from stoker.pipeline.transforms import BatchSteps
 from stoker.reading.bad_samples import OnBadSample, is_of_sample
 from stoker.reading.row_reader import Rows
 from stoker.reading.samples import SampleRun
-from stoker.reading.steps import BAD, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
+from stoker.reading.steps import BAD, GONE, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
 from stoker.types import Batch
 
 
@@ -97,16 +98,23 @@ class ChunkWork:
         """
         if not self._as_columns:
             return self._settled(chunk).made()
-        if self.whole:
-            chunk = self._settled(chunk)
-        else:
-            with BatchRows(len(chunk)) as memory:
-                chunk = self._settled(chunk)
+        chunk = self.columns(chunk)
         if chunk.bad and self.strict:
             return chunk.made()
-        if not self.whole:
-            chunk = self._collated(chunk, memory)
-        return self._cut(self._stepped(chunk)).made()
+        if not len(chunk.places):
+            chunk = replace(chunk, values=self.empty())
+        elif not self.strict or self.filters:
+            self._empty.meet(chunk.values)
+        return self._cut(chunk).made()
+
+    def columns(self, chunk: Chunk) -> Chunk:
+        """Columns as functions of batches change them, by the places of the samples before; not so if a bad one is raised."""
+        memory = BatchRows(len(chunk))
+        with nullcontext() if self.whole else memory:
+            chunk = self._settled(chunk)
+        if chunk.bad and self.strict:
+            return chunk
+        return self._changed(self._collated(chunk, memory))
 
     def _settled(self, chunk: Chunk) -> Chunk:
         """The chunk after all stages, with other samples in the places of those that are to be replaced."""
@@ -127,35 +135,34 @@ class ChunkWork:
     # -- others in the places of some ------------------------------------------------------------------------------
 
     def _filled_samples(self, chunk: Chunk) -> Chunk:
-        entries, there, dropped = list(chunk.values), chunk.positions.copy(), 0
+        entries, dropped, filled = list(chunk.values), chunk.dropped, dict[int, Located]()
         for place, one in enumerate(entries):
             if isinstance(one, SeveralSamples):
                 dropped += one.dropped
-            elif isinstance(one, LeftOut) and one is not BAD:
+            elif isinstance(one, LeftOut) and one is not BAD and one is not GONE:
                 dropped += 1
                 if one is TO_REPLACE:
-                    found = self._others.find(int(chunk.positions[place]), None, self._sample_at)
-                    entries[place], there[place] = found
+                    entries[place], filled[place] = self._others.find(
+                        int(chunk.positions[place]), None, self._sample_at
+                    )
         for place, error in sorted(chunk.bad.items()):
             if self._replaces:
-                entries[place], there[place] = self._others.find(int(chunk.positions[place]), error, self._sample_at)
+                entries[place], filled[place] = self._others.find(int(chunk.positions[place]), error, self._sample_at)
             elif self.skips:
                 entries[place] = LEFT_OUT
-        return replace(chunk, values=entries, positions=there, dropped=dropped)
+        return replace(_moved(chunk, filled), values=entries, dropped=dropped)
 
     def _filled_columns(self, chunk: Chunk) -> Chunk:
-        there, kept = chunk.positions.copy(), chunk.places
+        kept, filled = chunk.places, dict[int, Located]()
         parts = [(kept, chunk.values)] if len(kept) else []
-        told = [(int(chunk.shards[kept[0]]), int(chunk.rows[kept[0]]), chunk.values)] if len(kept) else []
         for place, error in sorted(chunk.bad.items()):
-            batch, there[place] = self._others.find(int(chunk.positions[place]), error, self._columns_at)
-            assert self._others.last is not None
+            batch, filled[place] = self._others.find(int(chunk.positions[place]), error, self._columns_at)
             parts.append((np.array([place]), batch))
-            told.append((*self._others.last, batch))
+        chunk = _moved(chunk, filled)
+        self.rows.check_types([(int(chunk.shards[at[0]]), int(chunk.rows[at[0]]), part) for at, part in parts])
         whole = np.sort(np.concatenate([at for at, _ in parts]))
-        self.rows.check_types(told)
         values = scatter([(np.searchsorted(whole, at), part) for at, part in parts], len(whole))
-        return replace(chunk, values=values, kept=None if len(whole) == len(chunk) else whole, positions=there)
+        return replace(chunk, values=values, kept=None if len(whole) == len(chunk) else whole)
 
     def _one(self, position: int, shard: int, row: int) -> Chunk:
         return self._staged(Chunk.at(np.array([shard]), np.array([row]), np.array([position])))
@@ -185,6 +192,8 @@ class ChunkWork:
 
     def _collated(self, chunk: Chunk, memory: BatchRows) -> Chunk:
         """The samples as columns."""
+        if isinstance(chunk.values, dict):
+            return chunk
         if not self.filters and not chunk.bad:
             origin = partial(self.rows.origin, chunk.shards, chunk.rows)
             with span(Stage.COLLATE, len(chunk)):
@@ -200,20 +209,13 @@ class ChunkWork:
             self._give_dtypes(values, chunk, kept)
         return replace(chunk, values=values, kept=kept)
 
-    def _stepped(self, chunk: Chunk) -> Chunk:
-        """Columns as functions of batches change them; where there are no samples, the columns of none."""
-        kept = chunk.kept
-        if kept is not None and not len(kept):
-            return replace(chunk, values=self.empty())
-        values = chunk.values
-        if self._batch_steps is not None:
-            if kept is None:
-                values = self._batch_steps(values, chunk.positions, chunk.shards, chunk.rows)
-            else:
-                values = self._batch_steps(values, chunk.positions[kept], chunk.shards[kept], chunk.rows[kept])
-        if not self.strict or self.filters:
-            self._empty.meet(values)
-        return replace(chunk, values=values)
+    def _changed(self, chunk: Chunk) -> Chunk:
+        """Columns as functions of batches change them."""
+        if self._batch_steps is None or not len(chunk.places):
+            return chunk
+        at = slice(None) if chunk.kept is None else chunk.kept
+        changed = self._batch_steps(chunk.values, chunk.positions[at], chunk.shards[at], chunk.rows[at])
+        return replace(chunk, values=changed)
 
     def _cut(self, chunk: Chunk) -> Chunk:
         if self.one_batch:
@@ -239,19 +241,16 @@ class ChunkWork:
             chunk = self._one(0, shard, row)
         if chunk.bad:
             return {}
-        if not self.whole:
-            chunk = self._collated(chunk, memory)
-        at = chunk.places
-        if not len(at) or self._batch_steps is None:
-            return chunk.values if len(at) else {}
-        return self._batch_steps(chunk.values, np.zeros_like(at), chunk.shards[at], chunk.rows[at])
+        chunk = self._changed(self._collated(chunk, memory))
+        batch: Batch = chunk.values
+        return batch if len(chunk.places) else {}
 
     def _give_dtypes(self, batch: Batch, chunk: Chunk, kept: Any) -> None:
         """Give Python's numbers the dtype that their column has when it is read as a whole.
 
         Args:
             batch: whose columns ``as_stored`` names.
-            chunk: where its samples are, of which some that are bad may have been replaced.
+            chunk: where its samples are.
             kept: the place of each row.
         """
         if self._dtypes is None:
@@ -275,8 +274,6 @@ class ChunkWork:
     def _stored_columns(self, chunk: Chunk, kept: Any) -> Batch | None:
         """The stored columns of the first sample that can be read."""
         places = dict.fromkeys(zip(chunk.shards[kept].tolist(), chunk.rows[kept].tolist(), strict=True))
-        if self._substitutes is not None and self._substitutes.last is not None:
-            places[self._substitutes.last] = None  # where all are bad, what came instead was read
         for shard, row in places:
             try:
                 return self._read_stored(shard, row)
@@ -292,3 +289,13 @@ class ChunkWork:
             chunk = stage.apply(chunk)
         batch: Batch = chunk.check().values
         return batch
+
+
+def _moved(chunk: Chunk, filled: Mapping[int, Located]) -> Chunk:
+    """The chunk with other samples at some of its places."""
+    if not filled:
+        return chunk
+    positions, shards, rows = chunk.positions.copy(), chunk.shards.copy(), chunk.rows.copy()
+    for place, there in filled.items():
+        positions[place], shards[place], rows[place] = there
+    return replace(chunk, positions=positions, shards=shards, rows=rows)

@@ -13,6 +13,7 @@ from stoker.pipeline.joins.leading import LeadingJoins
 from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.pipeline.joins.other_reader import OtherReader, Pairs
 from stoker.pipeline.ranks.outer_plan import OuterRun
+from stoker.pipeline.stages.batches import SamplesOfBatch
 from stoker.pipeline.stages.functions import Functions, LoadImages, Overrides
 from stoker.pipeline.stages.join import Join, Layout, LeaveOutUnmatched
 from stoker.pipeline.stages.read import ReadColumns, ReadSamples, may_hold_images, read_lazily
@@ -25,7 +26,7 @@ from stoker.pipeline.transforms import (
     bind_batch_steps,
     make_transforms,
 )
-from stoker.reading.projection import split_steps, stored_names
+from stoker.reading.projection import batch_parts, split_steps, stored_names
 from stoker.reading.row_reader import RowReader
 from stoker.reading.samples import SampleRun
 from stoker.reading.shard_pool import ShardPool
@@ -51,35 +52,44 @@ def make_work(
         as_columns: whether batches are asked for, and not samples.
         override: a method of a subclass, where it is a stage: it has samples as all steps but those of batches make them.
     """
-    steps, batch_steps = (
-        split_steps(settings.steps, of_samples=override is not None) if as_columns else (settings.steps, ())
-    )
     tolerant = settings.bad_samples is not None
-    whole = as_columns and override is None and all(isinstance(step, TokenizeColumn) for step in steps)
+    on_bad_sample = "raise" if settings.bad_samples is None else settings.bad_samples.on_bad_sample
     filters = any(step.drops or step.makes_several for step in settings.all_steps)
     reading = _Reading(pool, settings, epoch, None)
-    stages = reading.stages(whole=whole, loads=tolerant, steps=steps, keeps_dtypes=as_columns)
-    if override is not None:
-        stages.append(Overrides(reading.rows, override))
-    if tolerant and not whole:
-        stages.append(LoadImages(reading.rows))
-    return ChunkWork(
-        reading.rows,
-        stages,
-        on_bad_sample="raise" if settings.bad_samples is None else settings.bad_samples.on_bad_sample,
-        run=run,
-        as_columns=as_columns,
-        whole=whole,
-        filters=filters,
-        batch_steps=bind_batch_steps(pool, batch_steps) if batch_steps else None,
-        one_batch=any(step.takes_batch for step in batch_steps),
-        names=reading.names,
-        as_stored=stored_names(steps, reading.names()) if filters and not whole else {},
-        stored_stages=partial(reading.stages, whole=True, loads=tolerant),
-        made=bool(steps) or override is not None,
-        leading=reading.leading,
-        lazily=reading.lazily(tolerant=tolerant) if not as_columns and override is None and not filters else None,
-    )
+    parts = batch_parts(settings.steps) if as_columns else [settings.steps]
+    work: ChunkWork | None = None
+    for part in parts:
+        first = work is None
+        steps, batch_steps = split_steps(part, of_samples=first and override is not None) if as_columns else (part, ())
+        if work is None:
+            whole = as_columns and override is None and all(isinstance(step, TokenizeColumn) for step in steps)
+            stages = reading.stages(whole=whole, loads=tolerant, steps=steps, keeps_dtypes=as_columns)
+            if override is not None:
+                stages.append(Overrides(reading.rows, override))
+        else:
+            stages = [SamplesOfBatch(work.columns), *reading.after_batch(steps)]
+        of_samples = not first or not whole
+        if tolerant and of_samples:
+            stages.append(LoadImages(reading.rows))
+        work = ChunkWork(
+            reading.rows,
+            stages,
+            on_bad_sample=on_bad_sample,
+            run=run,
+            as_columns=as_columns,
+            whole=whole,
+            filters=filters or not first,
+            batch_steps=bind_batch_steps(pool, batch_steps) if batch_steps else None,
+            one_batch=any(step.takes_batch for step in settings.steps),
+            names=reading.names,
+            as_stored=stored_names(steps, reading.names()) if filters and first and not whole else {},
+            stored_stages=partial(reading.stages, whole=True, loads=tolerant),
+            made=bool(steps) or override is not None,
+            leading=reading.leading,
+            lazily=reading.lazily(tolerant=tolerant) if not as_columns and override is None and not filters else None,
+        )
+    assert work is not None
+    return work
 
 
 class _Reading:
@@ -156,15 +166,27 @@ class _Reading:
             keeps_dtypes: whether columns are made of the samples: numbers of other datasets keep their dtype, where no
                 function has these samples before. A function has numbers of the types that it has of samples one by one.
         """
+        made = self._of_steps(steps, first=self.leading is None and not whole, keeps_dtypes=keeps_dtypes)
+        self._alone = self.leading is None and not whole and not made
+        return [*self._read(whole=whole, loads=loads), *made]
+
+    def after_batch(self, steps: Sequence[Step]) -> list[ChunkStage]:
+        """The stages that apply steps to samples which were made of the rows of a batch, and become columns again."""
+        return self._of_steps(steps, later=True, keeps_dtypes=True)
+
+    def _of_steps(
+        self, steps: Sequence[Step], *, first: bool = False, later: bool = False, keeps_dtypes: bool
+    ) -> list[ChunkStage]:
+        """The stages of steps, but for functions that are applied as samples are read, where these are the ``first``."""
         made: list[ChunkStage] = []
-        begin, first = 0, self.leading is None and not whole
+        begin = 0
         for number, step in enumerate((*steps, None)):
             if step is not None and not step.together:
                 continue
             group = steps[begin:number]
             if group:
                 table, identity = self._pool.index.table, self._settings.identity
-                made_of = make_transforms(table, identity, group, self._epoch, later=bool(begin))
+                made_of = make_transforms(table, identity, group, self._epoch, later=later or bool(begin))
                 if made or not first:
                     made.append(Functions(self.rows, made_of))
                 else:
@@ -178,8 +200,7 @@ class _Reading:
                 functions_follow = any(later.calls_user_code for later in steps[number + 1 :])
                 made.append(self._late_join(step, keeps_dtypes=keeps_dtypes and not functions_follow))
             begin = number + 1
-        self._alone = self.leading is None and not whole and not made
-        return [*self._read(whole=whole, loads=loads), *made]
+        return made
 
     def lazily(self, *, tolerant: bool) -> Callable[[Chunk], SampleRun] | None:
         """A function that reads samples as they are asked for, where reading is the only stage; ``None``: it is not.
