@@ -12,6 +12,7 @@ import mmap
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from enum import IntEnum
 from itertools import count
 from pathlib import Path
@@ -282,24 +283,10 @@ class _Span:
         self._recorder.add(self._stage, self._begun, perf_counter_ns(), self._amount, self._at_once)
 
 
-class _Nothing:
-    """A context that does nothing."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
+_NOTHING: Final = nullcontext()
 
 
-_NOTHING: Final = _Nothing()
-
-
-def span(stage: Stage, amount: int = 0, at_once: int = 0) -> _Span | _Nothing:
+def span(stage: Stage, amount: int = 0, at_once: int = 0) -> _Span | nullcontext[None]:
     """A context whose block is recorded as a span; see :data:`RECORD`."""
     return _NOTHING if _recorder is None else _Span(_recorder, stage, amount, at_once)
 

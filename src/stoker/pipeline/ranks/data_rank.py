@@ -36,7 +36,6 @@ class DataRankFinder:
     Args:
         world: rank and world size; ``None``: found by :meth:`World.detect <stoker.cluster.world.World.detect>`.
         replication: which ranks read the same samples: so many consecutive ones, or those that a mesh says.
-
         compare: whether ranks are compared when iteration starts.
 
     Raises:
@@ -186,8 +185,8 @@ class DataRankFinder:
         Raises:
             ConfigError: see :meth:`~stoker.pipeline.ranks.rank_comparison.RankComparison.compare`.
         """
-        if self._comparison is not None and not in_user_code() and self.division() is None:
-            self._comparison.compare(order, point, data_rank, loads, left)
+        if (comparison := self._compared()) is not None:
+            comparison.compare(order, point, data_rank, loads, left)
 
     def agree(self, name: str, mine: str) -> str:
         """A text of which all ranks have one: that of the rank that was the first to ask for it.
@@ -196,9 +195,12 @@ class DataRankFinder:
             name: what it is.
             mine: of this rank, which is returned where ranks are not compared.
         """
-        if self._comparison is None or in_user_code() or self.division() is not None:
-            return mine
-        return self._comparison.agree(name, mine)
+        comparison = self._compared()
+        return mine if comparison is None else comparison.agree(name, mine)
+
+    def _compared(self) -> RankComparison | None:
+        """The comparison of ranks, unless a wrapper divides or they are not compared."""
+        return None if self._comparison is None or in_user_code() or self.division() is not None else self._comparison
 
     def early_data_rank(self, batch_size: int) -> DataRank | None:
         """The data rank before iteration starts; ``None`` where it is not known yet.

@@ -17,9 +17,9 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from types import FrameType
 from typing import Any, Final
 
+from stoker.cluster.call_stack import callers, module_of
 from stoker.digests import blake2b
 from stoker.errors import ConfigError
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
@@ -48,7 +48,7 @@ class RankComparison:
     """
 
     def __init__(self) -> None:
-        origin = blake2b("\n".join(_lines(sys._getframe(1))).encode(), 12).hexdigest()
+        origin = blake2b("\n".join(_lines()).encode(), 12).hexdigest()
         _made[origin] = number = _made.get(origin, -1) + 1
         self._key = f"stoker/{origin}/{number}"
         # Iterations that have begun; and whether a difference was told.
@@ -61,12 +61,9 @@ class RankComparison:
             name: of the text.
             mine: of this rank.
         """
-        distributed = getattr(sys.modules.get("torch"), "distributed", None)
-        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        if (group := _group()) is None:
             return mine
-        store, ranks = _store(distributed), distributed.get_world_size()
-        if store is None or ranks == 1:
-            return mine
+        store, _, ranks, _ = group
         found: str = store.compare_set(f"{self._key}/{ranks}/{name}", "", mine).decode()
         return found
 
@@ -83,14 +80,11 @@ class RankComparison:
         Raises:
             ConfigError: another rank reads other data, or in another order, or takes the part of this one.
         """
-        distributed = getattr(sys.modules.get("torch"), "distributed", None)
-        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        if (group := _group()) is None:
             return
-        store, rank, ranks = _store(distributed), distributed.get_rank(), distributed.get_world_size()
+        store, rank, ranks, number = group
         key = f"{self._key}/{ranks}/{point.epoch}/{loads}"
-        once = f"{os.getpid()}/{id(distributed.group.WORLD)}/{key}"
-        if store is None or ranks == 1:
-            return
+        once = f"{os.getpid()}/{number}/{key}"
         self._compare_steps(store, f"{self._key}/{ranks}/begun", rank, point, left)
         if once in _compared:
             return
@@ -138,19 +132,26 @@ class RankComparison:
         )
 
 
-def _lines(frame: FrameType | None) -> Iterator[str]:
+def _lines() -> Iterator[str]:
     """The lines that led here, of all code but stoker's and what starts scripts."""
-    while frame is not None:
-        name, code = str(frame.f_globals.get("__name__")), frame.f_code
+    for frame in callers():
+        name, code = module_of(frame), frame.f_code
         if name.partition(".")[0] != "stoker" and name != "runpy" and not code.co_filename.startswith("<frozen"):
             yield f"{os.path.basename(code.co_filename)}:{code.co_name}:{frame.f_lineno}"
-        frame = frame.f_back
 
 
-def _store(distributed: Any) -> Any:
-    """The store of the default process group; ``None`` where it is not public (torch before 2.9)."""
-    found = getattr(distributed.group.WORLD, "get_group_store", None)
-    return None if found is None else found()
+def _group() -> tuple[Any, int, int, int] | None:
+    """The store of the default process group, this process's rank in it, its size, and a number that no other group has.
+
+    ``None`` where there is none of several ranks, or its store is not public (torch before 2.9).
+    """
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    group, ranks = distributed.group.WORLD, distributed.get_world_size()
+    found = getattr(group, "get_group_store", None)
+    store = None if found is None or ranks == 1 else found()
+    return None if store is None else (store, distributed.get_rank(), ranks, id(group))
 
 
 def _claim(order: SampleOrder, data_rank: DataRank) -> dict[str, Any]:

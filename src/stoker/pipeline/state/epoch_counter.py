@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
-from types import FrameType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cluster import LoaderWorker
+from stoker.cluster.call_stack import callers
 from stoker.cluster.datasets_package import NamedEpoch
 from stoker.concurrency.forks import alive
 from stoker.concurrency.shared.file import SharedFile, spawning
@@ -359,14 +359,12 @@ def _naming_loader() -> tuple[Any, bool]:
         if isinstance(kind := getattr(sys.modules.get("accelerate.data_loader"), name, None), type)
     )
     loader: Any = None
-    frame: FrameType | None = sys._getframe(1) if kinds else None
-    while frame is not None:
+    for frame in callers() if kinds else ():
         one = frame.f_locals.get("self")
         if isinstance(one, kinds) and loader in (None, one):
             loader = one
             if frame.f_code.co_name == "__iter__":
                 return loader, True
-        frame = frame.f_back
     return loader, False
 
 

@@ -42,12 +42,10 @@ def register_with_prometheus(
     class Collector:
         def collect(self) -> Iterator[Any]:
             now = stats()
-            for metric in METRICS:
-                name = "_".join(filter(None, [METRIC_PREFIX + metric.name, metric.unit]))
-                family = (core.CounterMetricFamily if metric.counts else core.GaugeMetricFamily)(
-                    name, metric.about, labels=names
-                )
-                family.add_metric(values, getattr(now, metric.attribute))
+            for attribute, metric in METRICS.items():
+                make = core.CounterMetricFamily if metric.rises else core.GaugeMetricFamily
+                family = make(metric.prometheus_name, metric.about, labels=names)
+                family.add_metric(values, getattr(now, attribute))
                 yield family
             summary = core.SummaryMetricFamily(METRIC_PREFIX + READ_TIME, READ_TIME_ABOUT, labels=names)
             summary.add_metric(values, now.reads, now.mean_load_time * now.samples_loaded)
@@ -82,10 +80,10 @@ def observe_with_opentelemetry(
         return lambda _: [metrics.Observation(getattr(stats(), attribute), attributes)]
 
     units = {"seconds": "s", "bytes": "By", "ratio": "1", "": "1"}
-    for metric in METRICS:
-        make = meter.create_observable_counter if metric.counts else meter.create_observable_gauge
+    for attribute, metric in METRICS.items():
+        make = meter.create_observable_counter if metric.rises else meter.create_observable_gauge
         name = f"stoker.{metric.name}"
-        make(name, callbacks=[reads(metric.attribute)], unit=units[metric.unit], description=metric.about)
+        make(name, callbacks=[reads(attribute)], unit=units[metric.unit], description=metric.about)
 
     def quantiles(_: Any) -> list[Any]:
         now = stats().load_percentiles

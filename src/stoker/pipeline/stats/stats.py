@@ -21,35 +21,32 @@ _OF_BUFFER: Final = (Count.BUFFER_HITS, Count.BUFFER_MISSES, Count.BUFFER_WAIT)
 _OF_SHARDS: Final = (Count.SHARDS_READY, Count.SHARDS_AWAITED, Count.WAIT_TIME)
 
 
-def _metric(about: str, count: Count | None = None, *, name: str = "", unit: str = "", rises: bool = True) -> Any:
-    """A field that is exported as a metric.
+class Metric(NamedTuple):
+    """A field of the statistics, as it is exported.
 
-    Args:
-        about: the metric's description.
-        count: what it counts, where that is all there is to it.
-        name: without prefix and without the endings that a system asks for; default, the field's.
+    Attributes:
+        about: what it is.
+        counts: what it counts, where that is all there is to it.
+        name: without prefix and without the endings that a system asks for; empty: the field's.
         unit: its unit by Prometheus' names; empty for a number of things.
         rises: whether it only ever rises.
     """
-    return field(metadata={"about": about, "count": count, "name": name, "unit": unit, "rises": rises})
 
-
-class Metric(NamedTuple):
-    """One metric.
-
-    Attributes:
-        name: without prefix and without the endings that a system asks for.
-        attribute: of :class:`~stoker.pipeline.stats.stats.StreamStats`.
-        unit: its unit by Prometheus' names; empty for a number of things.
-        counts: whether it only ever rises.
-        about: what it is.
-    """
-
-    name: str
-    attribute: str
-    unit: str
-    counts: bool
     about: str
+    counts: Count | None
+    name: str
+    unit: str
+    rises: bool
+
+    @property
+    def prometheus_name(self) -> str:
+        """Its name in Prometheus, without the ending of what rises."""
+        return "_".join(filter(None, [METRIC_PREFIX + self.name, self.unit]))
+
+
+def _metric(about: str, count: Count | None = None, *, name: str = "", unit: str = "", rises: bool = True) -> Any:
+    """A field that is exported; see :class:`Metric`."""
+    return field(metadata={"metric": Metric(about, count, name, unit, rises)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +165,7 @@ class StreamStats:
         waited = of(wait) * 1e-9
         elapsed = (of(Count.LATEST) - of(Count.BEGUN)) * 1e-9
         counted: dict[str, Any] = {
-            one.name: of(one.metadata["count"]) for one in fields(cls) if one.metadata.get("count") is not None
+            name: of(metric.counts) for name, metric in METRICS.items() if metric.counts is not None
         }
         return cls(
             local_samples=samples - of(Count.REMOTE_SAMPLES),
@@ -189,22 +186,16 @@ class StreamStats:
         return prometheus_text(self, labels)
 
 
-METRICS: Final = tuple(
-    [
-        Metric(told["name"] or one.name, one.name, told["unit"], told["rises"], told["about"])
-        for one in fields(StreamStats)
-        if (told := one.metadata)
-    ]
-)
+METRICS: Final[dict[str, Metric]] = {
+    one.name: metric._replace(name=metric.name or one.name)
+    for one in fields(StreamStats)
+    if (metric := one.metadata.get("metric")) is not None
+}
+"""Fields of :class:`StreamStats` that are exported."""
 
 METRIC_PREFIX: Final = "stoker_"
 READ_TIME: Final = "read_seconds"
 READ_TIME_ABOUT: Final = "Time of a step of reading, by quantile."
-
-
-def _full_name(metric: Metric) -> str:
-    parts = [METRIC_PREFIX + metric.name, metric.unit, "total" if metric.counts else ""]
-    return "_".join(filter(None, parts))
 
 
 def prometheus_text(stats: StreamStats, labels: Mapping[str, str] | None = None) -> str:
@@ -222,12 +213,14 @@ def prometheus_text(stats: StreamStats, labels: Mapping[str, str] | None = None)
         if not name.isidentifier() or not name.isascii() or name.startswith("__") or name == "quantile":
             raise ConfigError(f"{name!r} is no name for a label: letters, digits and underscores, and not 'quantile'")
     lines: list[str] = []
-    for metric in METRICS:
-        name = _full_name(metric)
+    for attribute, metric in METRICS.items():
+        name, kind = metric.prometheus_name, "gauge"
+        if metric.rises:
+            name, kind = f"{name}_total", "counter"
         lines += [
             f"# HELP {name} {metric.about}",
-            f"# TYPE {name} {'counter' if metric.counts else 'gauge'}",
-            f"{name}{_labels(given)} {_number(getattr(stats, metric.attribute))}",
+            f"# TYPE {name} {kind}",
+            f"{name}{_labels(given)} {_number(getattr(stats, attribute))}",
         ]
     name = METRIC_PREFIX + READ_TIME
     lines += [f"# HELP {name} {READ_TIME_ABOUT}", f"# TYPE {name} summary"]
