@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 from patience import PATIENCE
-from stoker.concurrency.processes import StartMethod, WorkerProcess, in_processes, sendable, stop_workers
+from stoker.concurrency.processes import StartMethod, TaskProcesses, WorkerProcess, sendable, stop_workers
 from stoker.errors import ConfigError, StokerError
 from support import environ
 
@@ -25,17 +27,27 @@ _NAMES: dict[str, Any] = {"does": "works", "call": "work()", "remedy": "Work les
 _LARGE = 4 << 20  # more than a pipe holds
 
 
+def in_processes(
+    function: Callable[..., Any], shared: Any, arguments: Iterable[Any], processes: int, ahead: int
+) -> Generator[Any]:
+    """Results alone."""
+    made: TaskProcesses[Any, Any, Any] = TaskProcesses(function, processes, **_NAMES)
+    with closing(made.run(shared, arguments, ahead=ahead)) as found:
+        for _, result in found:
+            yield result
+
+
 def slower_first(value: int, number: int) -> tuple[int, int, bool, int]:
     time.sleep(0.05 if number == 0 else 0)
     return number, value, parent_process() is not None, os.getpid()
 
 
 def test_results_come_in_order_and_processes_are_started_as_needed() -> None:
-    found = list(in_processes(slower_first, 7, range(40), 3, ahead=2, **_NAMES))
+    found = list(in_processes(slower_first, 7, range(40), 3, ahead=2))
     assert [(number, value, child) for number, value, child, _ in found] == [(number, 7, True) for number in range(40)]
     assert 1 < len({pid for *_, pid in found}) <= 3
-    assert len({pid for *_, pid in in_processes(slower_first, 7, [0], 3, ahead=2, **_NAMES)}) == 1
-    assert list(in_processes(slower_first, 7, [], 3, ahead=2, **_NAMES)) == []
+    assert len({pid for *_, pid in in_processes(slower_first, 7, [0], 3, ahead=2)}) == 1
+    assert list(in_processes(slower_first, 7, [], 3, ahead=2)) == []
 
 
 def enlarged(_: None, data: bytes) -> bytes:
@@ -44,7 +56,7 @@ def enlarged(_: None, data: bytes) -> bytes:
 
 def test_large_arguments_and_results_do_not_wait_for_each_other() -> None:
     some = [bytes([number]) * _LARGE for number in range(12)]
-    found = in_processes(enlarged, None, some, 2, ahead=3, **_NAMES)
+    found = in_processes(enlarged, None, some, 2, ahead=3)
     for number, data in enumerate(found):
         assert data == some[number] * 2
 
@@ -58,12 +70,12 @@ def failing(_: None, number: int) -> int:
 
 
 def test_an_error_comes_where_its_result_would_or_before() -> None:
-    found = in_processes(failing, None, range(6), 2, ahead=2, **_NAMES)
+    found = in_processes(failing, None, range(6), 2, ahead=2)
     assert next(found) == 0
     with pytest.raises(ConfigError, match="five is too many"):
         list(found)
     with pytest.raises(StokerError, match="ZeroDivisionError: seven") as caught:
-        list(in_processes(failing, None, [7], 2, ahead=2, **_NAMES))
+        list(in_processes(failing, None, [7], 2, ahead=2))
     assert "in failing" in caught.value.__notes__[0]
 
 
@@ -82,7 +94,7 @@ def named(_: None, number: int) -> tuple[int, bytes]:
 
 
 def test_a_process_that_is_killed_in_the_middle_of_an_answer_is_an_error() -> None:
-    found = in_processes(named, None, range(100), 1, ahead=3, **_NAMES)
+    found = in_processes(named, None, range(100), 1, ahead=3)
     pid, _ = next(found)
     wchan = Path(f"/proc/{pid}/syscall")
     for _ in range(600):  # its next answer fills the pipe, as nobody takes it
@@ -90,12 +102,12 @@ def test_a_process_that_is_killed_in_the_middle_of_an_answer_is_an_error() -> No
             break
         time.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(StokerError, match=r"a process that works has ended: killed.*Work less"):
+    with pytest.raises(StokerError, match=r"a process that works was killed by signal 9.*Work less"):
         list(found)
 
 
 def test_processes_are_gone_when_the_caller_has_had_enough() -> None:
-    found = in_processes(named, None, range(100), 2, ahead=3, **_NAMES)
+    found = in_processes(named, None, range(100), 2, ahead=3)
     pids = {next(found)[0] for _ in range(6)}
     found.close()
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
@@ -103,10 +115,9 @@ def test_processes_are_gone_when_the_caller_has_had_enough() -> None:
 
 _SCRIPT = """
 import sys
-from stoker.concurrency.processes import in_processes
-from test_processes import named
+from test_processes import in_processes, named
 if __name__ == "__main__":
-    for pid, _ in in_processes(named, None, iter(int, 1), 2, ahead=3, does="works", call="work()", remedy=""):
+    for pid, _ in in_processes(named, None, iter(int, 1), 2, ahead=3):
         print(pid, flush=True)
 """
 

@@ -14,14 +14,14 @@ import signal
 import threading
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from queue import SimpleQueue
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from stoker.concurrency.forks import close_in_children
-from stoker.errors import StokerError
+from stoker.errors import ConfigError, StokerError
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -162,86 +162,190 @@ def stop_workers(workers: Sequence[WorkerProcess]) -> None:
         worker.stop()
 
 
-def in_processes(
-    function: Callable[[S, A], R],
-    shared: S,
-    arguments: Iterable[A],
-    processes: int,
-    *,
-    ahead: int,
-    does: str,
-    call: str,
-    remedy: str,
-) -> Generator[R]:
-    """Results of a function for each argument, in order, found by other processes.
+class _TaskProcess(WorkerProcess):
+    """A process that calls a function, its tasks by number and argument, and how much of the first of them is done."""
 
-    Where the generator is closed, or left by an exception, Ctrl-C too, the processes are ended in the middle of what they do.
+    def __init__(self, name: str, function: Callable[..., Any], shares: str) -> None:
+        super().__init__(name, _serve, function, shares)
+        self.tasks: deque[tuple[int, Any]] = deque()
+        self.done = 0
+        self._has_work = False
+
+    def give(self, number: int, argument: Any, work: bytes) -> None:
+        """Give it a task, before the first one what all have in common."""
+        if not self._has_work:
+            self.send(work)
+            self._has_work = True
+        self.tasks.append((number, argument))
+        self.send(pickle.dumps(argument, protocol=5))
+
+
+class TaskProcesses(Generic[S, A, R]):
+    """Processes that call a function of a module with something that all calls share, and an argument.
 
     Args:
-        function: of a module; called in the processes with ``shared`` and an argument.
-        shared: goes to each process once.
-        arguments: taken as processes get to them.
-        processes: how many there are at most. One is started when all others are busy.
-        ahead: how many arguments a process has at once, so that it need not wait.
+        function: loaded by the processes while they start.
+        count: how many there are at most.
         does: what a process does, for messages: ``"tokenizes"``.
         call: the function that wants it, for messages: ``"tokenize()"``.
         remedy: what to do when one was killed, for messages.
+        shares: what it is that may not be sent or loaded, for messages.
+        attempts: a task of which so many processes were killed is an error; before that, another one begins it again.
 
-    Raises:
-        StokerError: a process has ended before its work was done, or the function raised what can not be sent.
-        Exception: what the function raised.
+    Attributes:
+        lost: processes that ended before their tasks did.
     """
-    workers: list[WorkerProcess] = []
-    busy: list[deque[int]] = []  # for each worker the numbers of what it has
-    done: dict[int, R] = {}
-    waiting = iter(arguments)
-    sent = given = 0
-    more = True
-    try:
-        while True:
-            while more and sent - given < processes * ahead:
-                try:
-                    argument = next(waiting)
-                except StopIteration:
-                    more = False
+
+    def __init__(
+        self,
+        function: Callable[..., R],
+        count: int,
+        *,
+        does: str,
+        call: str,
+        remedy: str,
+        shares: str = "the work",
+        attempts: int = 1,
+    ) -> None:
+        self.count, self.lost = count, 0
+        self._function, self._attempts = function, attempts
+        self._does, self._call, self._remedy, self._shares = does, call, remedy, shares
+        self._workers: list[_TaskProcess] = []
+
+    def start(self) -> None:
+        """Start all of them before there is work, as they take a moment to begin; otherwise they start as they are needed."""
+        while len(self._workers) < self.count:
+            self._start_one()
+
+    def close(self) -> None:
+        """End those that are left."""
+        stop_workers(self._workers)
+        self._workers = []
+
+    def run(
+        self,
+        shared: S,
+        arguments: Iterable[A],
+        *,
+        ahead: int = 1,
+        in_order: bool = True,
+        advance: Callable[[int], None] | None = None,
+        where: Callable[[A], str] = lambda _: "",
+    ) -> Generator[tuple[A, R]]:
+        """Arguments and what the function returns for them.
+
+        Where the generator is closed, or left by an exception, Ctrl-C too, the processes are ended in the middle of what they
+        do.
+
+        Args:
+            shared: goes to each process once.
+            arguments: taken as processes get to them.
+            ahead: how many arguments a process has at once, so that it need not wait.
+            in_order: give results in the order of the arguments, not as they are found.
+            advance: is told what the function tells a third argument, which it gets then; what a task had told, below 0,
+                where it is begun again.
+            where: names an argument, for messages: ``" at samples 3 to 4"``.
+
+        Raises:
+            ConfigError: ``shared`` can not be sent.
+            StokerError: a process has ended before its work was done, or the function raised what can not be sent.
+            Exception: what the function raised.
+        """
+        try:
+            work = pickle.dumps((shared, advance is not None), protocol=5)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"{self._shares} can not be sent to another process ({error}): define it at the top of a module, or work in "
+                "one process with processes=1"
+            ) from error
+        waiting = enumerate(arguments)
+        again: deque[tuple[int, A]] = deque()
+        killed: Counter[int] = Counter()
+        done: dict[int, tuple[A, R]] = {}
+        given = 0
+        try:
+            while True:
+                while again or self._tasks + len(done) < self.count * ahead:
+                    task = again.popleft() if again else next(waiting, None)
+                    if task is None:
+                        break
+                    self._least_busy().give(*task, work)
+                turn = given if in_order else next(iter(done), given)
+                if turn in done:
+                    yield done.pop(turn)
+                    given += 1
+                    continue
+                if not self._tasks:
                     break
-                least = min(range(len(busy)), key=lambda number: len(busy[number]), default=None)
-                if least is None or (busy[least] and len(workers) < processes):
-                    workers.append(WorkerProcess(f"stoker-{call[:-2]}", _serve, function, shared))
-                    busy.append(deque())
-                    least = len(workers) - 1
-                busy[least].append(sent)
-                workers[least].send(pickle.dumps(argument, protocol=5))
-                sent += 1
-            if given in done:
-                yield done.pop(given)
-                given += 1
-                continue
-            if given == sent:
-                break
-            for number in _ready(workers):
-                message = workers[number].receive()
-                if message is None:
-                    raise StokerError(
-                        f"a process that {does} has ended: killed, for want of memory perhaps, or the script that calls "
-                        f'{call} lacks `if __name__ == "__main__"`. {remedy}'
-                    )
-                well, value = message
-                if not well:
-                    raise value
-                done[busy[number].popleft()] = value
-        for worker in workers:
-            worker.finish()
-        for worker in workers:
-            worker.join()
-    finally:
-        stop_workers(workers)
+                for worker in self._ready():
+                    message = worker.receive()
+                    if message is None:
+                        if advance is not None:
+                            advance(-worker.done)
+                        if worker.tasks:
+                            number, argument = worker.tasks[0]
+                            killed[number] += 1
+                            self._check_end(worker, killed[number], where(argument))
+                        again.extendleft(reversed(worker.tasks))
+                        self._drop(worker)
+                        continue
+                    kind, value = message
+                    if kind == "failed":
+                        raise value
+                    if kind == "advanced":
+                        worker.done += value
+                        if advance is not None:
+                            advance(value)
+                    else:
+                        number, argument = worker.tasks.popleft()
+                        worker.done = 0
+                        done[number] = argument, value
+            for worker in self._workers:
+                worker.finish()
+            for worker in self._workers:
+                worker.join()
+        finally:
+            self.close()
 
+    @property
+    def _tasks(self) -> int:
+        """Tasks that processes have."""
+        return sum(len(worker.tasks) for worker in self._workers)
 
-def _ready(workers: Sequence[WorkerProcess]) -> Iterator[int]:
-    """Numbers of the workers that have sent something, or have ended; waits for one."""
-    ends = {end: number for number, worker in enumerate(workers) for end in worker.ends}
-    yield from {ends[end] for end in connection.wait(list(ends))}
+    def _start_one(self) -> _TaskProcess:
+        self._workers.append(_TaskProcess(f"stoker-{self._call[:-2]}", self._function, self._shares))
+        return self._workers[-1]
+
+    def _least_busy(self) -> _TaskProcess:
+        least = min(self._workers, key=lambda worker: len(worker.tasks), default=None)
+        if least is None or (least.tasks and len(self._workers) < self.count):
+            return self._start_one()
+        return least
+
+    def _ready(self) -> list[_TaskProcess]:
+        """Processes that have sent something, or have ended; waits for one."""
+        ends = {end: worker for worker in self._workers for end in worker.ends}
+        return list(dict.fromkeys(ends[end] for end in connection.wait(list(ends))))
+
+    def _check_end(self, worker: _TaskProcess, killed: int, where: str) -> None:
+        """See whether the task of a process that has ended may be begun again."""
+        code = worker.join()
+        if code is not None and code >= 0:  # not killed: it could not even begin
+            raise StokerError(
+                f"a process that {self._does} ended with code {code}: does the script that calls {self._call} lack "
+                '`if __name__ == "__main__"`? See what it wrote on stderr'
+            )
+        if killed >= self._attempts:
+            signalled = f"signal {-(code or 0)}"
+            told = f"{killed} processes were killed{where}, the last by {signalled}"
+            if killed == 1:
+                told = f"a process that {self._does} was killed{where} by {signalled}"
+            raise StokerError(f"{told}: perhaps memory was short. {self._remedy}")
+
+    def _drop(self, worker: _TaskProcess) -> None:
+        self.lost += 1
+        self._workers.remove(worker)
+        worker.stop()
 
 
 def sendable(error: Exception) -> Exception:
@@ -291,16 +395,25 @@ def _end_with(sentinel: int, parent: int) -> None:
     os._exit(1)
 
 
-def _serve(pipe: Any, function: Callable[[Any, Any], Any], shared: Any) -> None:
+def _serve(pipe: Any, function: Callable[..., Any], shares: str) -> None:
     """Call the function for what comes, until nothing comes."""
     # Received by a thread, so that the parent can always send: it would wait for us while we wait for it to receive.
     arrived: SimpleQueue[bytes | None] = SimpleQueue()
     threading.Thread(target=_receive, args=(pipe, arrived), name="stoker-receive", daemon=True).start()
+    work = arrived.get()
+    if work is None:
+        return
+    try:
+        shared, advances = pickle.loads(work)  # noqa: S301 - of our own parent
+    except (ImportError, AttributeError) as error:
+        pipe.send(("failed", ConfigError(f"{shares} can not be loaded in another process: {error}")))
+        return
+    tell = [lambda done: pipe.send(("advanced", done))] if advances else []
     while (data := arrived.get()) is not None:
         try:
-            answer = True, function(shared, pickle.loads(data))  # noqa: S301 - of our own parent
+            answer = "done", function(shared, pickle.loads(data), *tell)  # noqa: S301 - of our own parent
         except Exception as error:  # noqa: BLE001 - the parent raises it
-            answer = False, sendable(error)
+            answer = "failed", sendable(error)
         pipe.send(answer)
 
 

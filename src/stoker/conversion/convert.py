@@ -12,13 +12,14 @@ from fractions import Fraction
 from typing import Any, Final
 
 from stoker.arguments import checked
+from stoker.concurrency.processes import TaskProcesses
+from stoker.concurrency.ray_tasks import on_ray
 from stoker.concurrency.shared.counters import Counts
 from stoker.conversion.columns import plan_columns
 from stoker.conversion.job import Arrangement, ConversionJob, bounds_of, digest
-from stoker.conversion.open_source import OpenedSource, Url, open_source
-from stoker.conversion.runners import Processes, run_here, run_on_ray, run_processes
+from stoker.conversion.open_source import Url, open_source
 from stoker.conversion.sinks import ShardSettings, target_writer
-from stoker.conversion.task import bad_of, totals
+from stoker.conversion.task import bad_of, run_task, totals
 from stoker.conversion.values import Transform, identity_of, load_transform
 from stoker.conversion.work import FILES, begin, done_before, finish, unfinished
 from stoker.display import counted
@@ -33,6 +34,7 @@ from stoker.types import Engine, StorageOptions
 from stoker.writing.base import check_hash_names, check_size_limit
 
 _LARGEST: Final = 1 << 30
+_ATTEMPTS: Final = 3
 
 
 def check_work(processes: int | None, shard_samples: int | None) -> None:
@@ -294,8 +296,16 @@ def convert(
     target = target_of(source, destination)
     bad_samples = check_bad_samples(on_bad_sample)
     fresh = not unfinished(target, storage_options) or not resume
-    workers = Processes((processes or processor_count()) if engine == "local" else 1)
-    with contextlib.closing(workers):
+    workers: TaskProcesses[ConversionJob, int, dict[str, Any]] = TaskProcesses(
+        run_task,
+        (processes or processor_count()) if engine == "local" else 1,
+        does="converts",
+        call="convert()",
+        remedy="Use fewer processes, or a smaller size_limit; what is done stays done",
+        shares="the transform",
+        attempts=_ATTEMPTS,
+    )
+    with contextlib.closing(workers), contextlib.ExitStack() as stack:
         opened = open_source(
             source,
             format,
@@ -305,8 +315,9 @@ def convert(
             format_options=dict(format_options or {}),
             job=target,
             fresh=fresh,
-            on_listing=workers.start,
+            on_listing=workers.start if workers.count > 1 else lambda: None,
         )
+        stack.callback(opened.source.close)
         arrangement = Arrangement(opened.source.sizes, order, seed, parts)
         if not arrangement.total:
             raise ConfigError(f"{opened.source.name} has no samples: there is nothing to convert")
@@ -360,14 +371,14 @@ def convert(
         )
         versions = stable_versions(opened.versions)
         about[FILES] = digest(list(versions.items()))
-        resumed, retried = job.tasks, 0
+        resumed = job.tasks
         told = done_before(job, about, resume=resume)
         if told is not None:
             check_listed(bad_samples, told.get("bad_samples", 0), target)
         else:
             notes = begin(job, about, versions, resume=resume)
             resumed = len(notes)
-            retried = _run(job, notes, workers, engine, processes, progress)
+            _run(job, notes, workers, engine, processes, progress)
             check_unchanged(
                 opened.versions,
                 opened.source.versions(),
@@ -375,9 +386,9 @@ def convert(
                 f"the output at {target} may mix old and new data. Convert again with resume=False (--restart)",
             )
             told = finish(job, about, notes, lambda shards, size: _told(job, notes, shards, size))
-    opened.source.close()
-    _forget(opened)
-    return ConvertReport(**told, resumed=resumed, retried=retried, seconds=time.monotonic() - began)
+    if opened.cache is not None:  # what was fetched of a remote source
+        shutil.rmtree(opened.cache, ignore_errors=True)
+    return ConvertReport(**told, resumed=resumed, retried=workers.lost, seconds=time.monotonic() - began)
 
 
 def _told(job: ConversionJob, notes: Mapping[int, Mapping[str, Any]], shards: int, size: int) -> dict[str, Any]:
@@ -399,14 +410,13 @@ def _told(job: ConversionJob, notes: Mapping[int, Mapping[str, Any]], shards: in
 def _run(
     job: ConversionJob,
     notes: dict[int, dict[str, Any]],
-    workers: Processes,
+    workers: TaskProcesses[ConversionJob, int, dict[str, Any]],
     engine: Engine,
     processes: int | None,
     progress: Callable[[int, int], None] | None,
-) -> int:
-    """Do the tasks that are not done yet; how many were begun again."""
+) -> None:
+    """Do the tasks that are not done yet."""
     done = sum(note["read"] for note in notes.values())
-    retried = 0
 
     def advance(samples: int) -> None:
         nonlocal done
@@ -414,9 +424,8 @@ def _run(
         if progress is not None:
             progress(done, job.arrangement.total)
 
-    def killed() -> None:
-        nonlocal retried
-        retried += 1
+    def where(task: int) -> str:
+        return f" at samples {job.bounds[task]} to {job.bounds[task + 1] - 1}"
 
     bad_samples = TaskBadSamples(job.bad_samples)
     for number, note in sorted(notes.items()):
@@ -424,21 +433,16 @@ def _run(
     advance(0)
     tasks = [number for number in range(job.tasks) if number not in notes]
     if not tasks:
-        return 0
+        return
     if engine == "ray":
-        running = run_on_ray(job, tasks, processes, advance)
+        running = on_ray(run_task, job, tasks, processes)
     elif workers.count == 1 or len(tasks) == 1:
-        running = run_here(job, tasks, advance)
+        running = ((number, run_task(job, number, advance)) for number in tasks)
     else:
-        running = run_processes(job, tasks, workers, advance, killed)
+        running = workers.run(job, tasks, in_order=False, advance=advance, where=where)
     with contextlib.closing(running):
         for number, note in running:
+            if engine == "ray":
+                advance(note["read"])
             bad_samples.add(number, note)
             notes[number] = note
-    return retried
-
-
-def _forget(opened: OpenedSource) -> None:
-    """Remove what was fetched of a remote source."""
-    if opened.cache is not None:
-        shutil.rmtree(opened.cache, ignore_errors=True)

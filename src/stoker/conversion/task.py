@@ -33,7 +33,7 @@ _CHUNK_SAMPLES: Final = 1 << 13
 _SAMPLE: Final = re.compile(r"(?:the batch from )?sample ([0-9]+)")
 
 
-def run_task(job: ConversionJob, number: int, advance: Callable[[int], None]) -> dict[str, Any]:
+def run_task(job: ConversionJob, number: int, advance: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
     """Do a task, and record in the destination that it is done. Done again, it writes the same again.
 
     The note has ``identity``, ``task``, ``read``, for each split its ``entries`` and ``samples``, and ``bad``, the samples

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from array import array
-from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 
-from stoker.concurrency.processes import in_processes
+from stoker.concurrency.processes import TaskProcesses
 from stoker.concurrency.ray_tasks import on_ray
 from stoker.display import nearest
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, import_option
@@ -93,45 +93,27 @@ def _encode(job: EncodingJob, block: TextBlock) -> Tokens:
 
 def tokenized(
     texts: Texts, job: EncodingJob, engine: Engine, processes: int | None, skip: int
-) -> Generator[tuple[int, Tokens | None]]:
-    """Size and tokens of each block, in order; no tokens for the ``skip`` first."""
+) -> Generator[tuple[TextBlock, Tokens | None]]:
+    """Blocks and their tokens, in order; no tokens for the ``skip`` first."""
     blocks = texts.blocks()
-    for _ in range(skip):
-        block = next(blocks, None)
-        if block is None:
-            break
-        yield block.size, None
+    for block in islice(blocks, skip):
+        yield block, None
     if engine == "ray":
-        with contextlib.closing(on_ray(_encode, job, blocks, processes, in_order=True)) as running:
-            for block, tokens in running:
-                yield block.size, tokens
-        return
-    if processes == 1:
+        running = on_ray(_encode, job, blocks, processes, in_order=True)
+    elif processes == 1:
         encoder = _Encoder(job)
-        for block in blocks:
-            yield block.size, encoder(block)
-        return
-    sizes: deque[int] = deque()
-
-    def taken() -> Iterator[TextBlock]:
-        for block in blocks:
-            sizes.append(block.size)
-            yield block
-
-    with contextlib.closing(
-        in_processes(
+        running = ((block, encoder(block)) for block in blocks)
+    else:
+        workers: TaskProcesses[EncodingJob, TextBlock, Tokens] = TaskProcesses(
             _encode,
-            job,
-            taken(),
             processes or processor_count(),
-            ahead=_AHEAD,
             does="tokenizes",
             call="tokenize()",
             remedy="Use fewer processes",
         )
-    ) as found:
-        for tokens in found:
-            yield sizes.popleft(), tokens
+        running = workers.run(job, blocks, ahead=_AHEAD)
+    with contextlib.closing(running):
+        yield from running
 
 
 def _load(text: str) -> Any:

@@ -171,7 +171,7 @@ def tokenize(
                 bar = ProgressBar("tokenizing", max(texts.size, 1), "bytes", counts=_COUNTS, rate_of="tokens")
                 show = stack.enter_context(bar)
             found = stack.enter_context(closing(tokenized(texts, job, engine, processes, resumed)))
-            for size, done in found:
+            for block, done in found:
                 counts = (0, 0)
                 if done is not None:
                     lengths = done.lengths
@@ -181,7 +181,7 @@ def tokenize(
                     counts = (full.size, done.values.size)
                     documents, tokens = documents + counts[0], tokens + counts[1]
                 if show is not None:
-                    show.advance(size, **dict(zip(_COUNTS, counts, strict=True)))
+                    show.advance(block.size, **dict(zip(_COUNTS, counts, strict=True)))
             check_unchanged(
                 texts.versions, texts.versions_now(), os.fspath(src), "start again without resume=True (--resume)"
             )

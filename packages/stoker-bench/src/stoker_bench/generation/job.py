@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final
 
 from stoker.arguments import checked
-from stoker.concurrency.processes import in_processes
+from stoker.concurrency.processes import TaskProcesses
 from stoker.concurrency.ray_tasks import on_ray
 from stoker.errors import ConfigError
 from stoker.policy import processor_count
@@ -274,8 +274,19 @@ def _by_tasks(
     waiting = iter(missing)
     job = _Part(spec, store, workers.threads, library_versions(spec))
     tasks = iter(lambda: list(islice(waiting, size)), [])
-    with closing(_results(job, tasks, workers)) as found:
-        for facts in found:
+    if workers.engine == "ray":
+        running = on_ray(_do, job, tasks, workers.processes)
+    else:
+        making: TaskProcesses[_Part, list[Output], dict[str, GeneratedFile]] = TaskProcesses(
+            _do,
+            workers.processes or 1,
+            does="makes files",
+            call="generate()",
+            remedy="Files that are whole stay: the same call goes on",
+        )
+        running = making.run(job, tasks, ahead=_AHEAD)
+    with closing(running):
+        for _, facts in running:
             made.update(facts)
             if progress is not None:
                 progress(sum(one.size for one in facts.values()))
@@ -290,24 +301,6 @@ class _Part:
     store: Store | None
     threads: int
     versions: dict[str, str]
-
-
-def _results(part: _Part, tasks: Iterator[list[Output]], workers: _Workers) -> Generator[dict[str, GeneratedFile]]:
-    if workers.engine == "ray":
-        with closing(on_ray(_do, part, tasks, workers.processes)) as running:
-            for _, facts in running:
-                yield facts
-        return
-    yield from in_processes(
-        _do,
-        part,
-        tasks,
-        workers.processes or 1,
-        ahead=_AHEAD,
-        does="makes files",
-        call="generate()",
-        remedy="Files that are whole stay: the same call goes on",
-    )
 
 
 def _do(part: _Part, files: Sequence[Output]) -> dict[str, GeneratedFile]:
