@@ -31,10 +31,9 @@ from typing import Any
 
 from stoker.coordination.agent import Agent
 from stoker.coordination.engines.store import open_store
-from stoker.coordination.history.records import CoordinationSettings, Epoch, Process
 from stoker.coordination.holdings import Holding
 from stoker.coordination.membership import Membership, ProtocolClock
-from stoker.coordination.operations import Create, Keys, Sleep, Swap, Unanswered
+from stoker.coordination.records import CoordinationSettings, Create, Epoch, Keys, Process, Sleep, Swap, Unanswered
 from stoker.coordination.run import RunRecords, perform
 
 RATE = 1000  # samples a second and worker

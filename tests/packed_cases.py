@@ -17,8 +17,7 @@ from stoker.formats.base import FileInfo, ReadOptions, ShardInfo
 from stoker.formats.common.inspect_header import MappedSource
 from stoker.formats.registry import get_format
 from stoker.writing.image_folders import JPEGWriter, PNGWriter
-from stoker.writing.registry import writer_of
-from stoker.writing.shard_formats import TarWriter, TFRecordWriter
+from stoker.writing.shard_formats import TarWriter, TFRecordWriter, writer_of
 
 __all__ = ["CASES", "Case", "number_of", "opened", "sample_of", "same", "tiny_image"]
 

@@ -15,7 +15,7 @@ import pytest
 
 from stoker import MDSWriter, ReadOptions, StreamingDataset, rebuild_index
 from stoker.cli import main
-from stoker.coordination.history.records import decode
+from stoker.coordination.records import decode
 from stoker.errors import CorruptDataError, FormatError, StateError
 from stoker.formats.common import checks
 from stoker.formats.common.compression import parse_compression

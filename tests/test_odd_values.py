@@ -37,7 +37,7 @@ from stoker import (
     train_validation_split,
     verify,
 )
-from stoker.coordination.history.records import CoordinationSettings
+from stoker.coordination.records import CoordinationSettings
 from stoker.errors import StokerError
 from stoker.image import RandomResizedCrop
 from support import write_columns

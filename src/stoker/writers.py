@@ -18,7 +18,6 @@ from stoker.writing.destination import OutPath
 from stoker.writing.image_folders import JPEGWriter, PNGWriter
 from stoker.writing.megatron_writer import MegatronShardWriter
 from stoker.writing.parquet_writer import ParquetWriter
-from stoker.writing.registry import writer_of
 from stoker.writing.shard_formats import (
     CSVWriter,
     JSONWriter,
@@ -27,6 +26,7 @@ from stoker.writing.shard_formats import (
     TFRecordWriter,
     TSVWriter,
     XSVWriter,
+    writer_of,
 )
 
 __all__ = [

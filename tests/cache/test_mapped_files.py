@@ -32,7 +32,7 @@ from stoker.storage.files.own import make_own_directory
 from stoker.tokens.sources.megatron import MegatronFile, MegatronWriter, RawTokens
 from stoker.tokens.sources.parquet import ParquetSource
 from stoker.tokens.sources.ragged import Ragged
-from stoker.tokens.tokenize.encoding import make_job
+from stoker.tokens.tokenize.tokenize import make_job
 from stoker.types import Buffer
 from support import environ, open_parquet, run_script
 

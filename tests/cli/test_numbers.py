@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.cli.numbers import byte_unit, bytes_text, seconds_text
+from stoker.cli.terminal import seconds_text
+from stoker.display import byte_unit, bytes_text
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,25 @@ from typing import Any
 
 from stoker.coordination.agent import Agent
 from stoker.coordination.errors import CommitRefusedError
-from stoker.coordination.history.records import CoordinationSettings, Epoch, Lane, Process, SplitRecord, decode, encode
 from stoker.coordination.holdings import Holding
 from stoker.coordination.membership import Membership, ProtocolClock
-from stoker.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap, Unanswered, Versioned
+from stoker.coordination.records import (
+    CoordinationSettings,
+    Create,
+    Epoch,
+    Get,
+    Keys,
+    Lane,
+    Process,
+    Sleep,
+    SplitRecord,
+    Steps,
+    Swap,
+    Unanswered,
+    Versioned,
+    decode,
+    encode,
+)
 from stoker.coordination.rules import finished, first_lane
 
 __all__ = ["Faults", "History", "World", "run_history"]

@@ -8,19 +8,23 @@ import pytest
 
 from stoker.coordination.agent import Agent
 from stoker.coordination.errors import EngineRegressedError, RankTakenError
-from stoker.coordination.history.records import CoordinationSettings, Epoch, Lane, Process, WorkerRecord
 from stoker.coordination.holdings import Holding
 from stoker.coordination.membership import Membership, ProtocolClock
-from stoker.coordination.operations import (
+from stoker.coordination.records import (
+    CoordinationSettings,
     Create,
+    Epoch,
     Get,
     Keys,
+    Lane,
     Operation,
+    Process,
     Sleep,
     Steps,
     Swap,
     Unanswered,
     Versioned,
+    WorkerRecord,
 )
 from stoker.coordination.rules import first_lane, give_back
 

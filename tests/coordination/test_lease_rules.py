@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from stoker.coordination.history.assignment import Replay
-from stoker.coordination.history.checkpoint import take, uncommitted
-from stoker.coordination.history.records import (
+from stoker.coordination.checkpoint import Replay, take, uncommitted
+from stoker.coordination.records import (
     _DECODERS,
     _KINDS,
     CoordinationSettings,

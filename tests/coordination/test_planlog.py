@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.coordination.history.plan_log import Generation, PlanLog, apportion
+from stoker.coordination.plan_log import Generation, PlanLog, apportion
 from stoker.errors import ConfigError, StateError
 
 weights = st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any)

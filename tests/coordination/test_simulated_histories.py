@@ -9,7 +9,7 @@ import pytest
 from histories import run_many
 from simulation import Faults, World, run_history
 
-from stoker.coordination.history.records import CoordinationSettings
+from stoker.coordination.records import CoordinationSettings
 
 
 @pytest.mark.parametrize("first", range(0, 500, 50))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.coordination.health import Observer, WorkerState, imbalance, judge, open_lanes, split_size
-from stoker.coordination.history.records import CoordinationSettings, Epoch, Held, Lane, Process, WorkerRecord
+from stoker.coordination.records import CoordinationSettings, Epoch, Held, Lane, Process, WorkerRecord
 from stoker.coordination.rules import first_lane, leasable, lease
 
 SETTINGS = CoordinationSettings(lease=30.0, heartbeat=5.0, slow=0.5)

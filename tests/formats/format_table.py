@@ -28,8 +28,7 @@ from stoker import MDSWriter, writers
 from stoker.formats.registry import format_names, get_format
 from stoker.writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
 from stoker.writing.image_folders import JPEGWriter, PNGWriter
-from stoker.writing.registry import writable_formats, writer_of
-from stoker.writing.shard_formats import TarWriter, TFRecordWriter
+from stoker.writing.shard_formats import TarWriter, TFRecordWriter, writable_formats, writer_of
 
 __all__ = ["OTHERS", "ROWS", "WRITTEN", "Others", "Written", "table"]
 

@@ -46,8 +46,7 @@ from stoker.formats.one_file import content_kind
 from stoker.formats.registry import get_format
 from stoker.storage import ObjectInfo
 from stoker.writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
-from stoker.writing.registry import writer_of
-from stoker.writing.shard_formats import TarWriter, TFRecordWriter
+from stoker.writing.shard_formats import TarWriter, TFRecordWriter, writer_of
 
 __all__ = ["FORMATS", "targets_of"]
 

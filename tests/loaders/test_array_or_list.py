@@ -38,7 +38,7 @@ from stoker import (
 from stoker.formats.unstacked import Unstacked, spread
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.writers import ParquetWriter, TarWriter
-from stoker.writing.registry import writer_of
+from stoker.writing.shard_formats import writer_of
 from support import write_samples
 
 SEEDS = (1, 2)

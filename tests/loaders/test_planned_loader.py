@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from patience import PATIENCE
 from stoker import StreamingDataset
-from stoker.coordination.history.plan_log import apportion
+from stoker.coordination.plan_log import apportion
 from stoker.errors import ConfigError, StateError
 from stoker.loaders.shard_loader import Checkpoint, StreamingConfig, StreamingShardLoader
 from stoker.order.partition import Contiguous, RoundRobin

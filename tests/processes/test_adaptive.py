@@ -26,9 +26,9 @@ from patience import PATIENCE
 from servers import redis_server, stop_outside_of_writes, wait_beside_workers
 from stoker import StreamingDataset
 from stoker.coordination import Coordination, CoordinationSettings, EngineError, WorkerState, open_store
+from stoker.coordination.checkpoint import Assignment
 from stoker.coordination.engines import redis as redis_engine
-from stoker.coordination.history.assignment import Assignment
-from stoker.coordination.history.records import Epoch
+from stoker.coordination.records import Epoch
 from stoker.coordination.run import RunRecords
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
 from stoker.pipeline.workers.replicas import lanes_held

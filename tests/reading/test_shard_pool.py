@@ -11,7 +11,7 @@ import pytest
 from patience import PATIENCE
 from stoker import StreamingDataset
 from stoker.cache.disk.in_use import Users
-from stoker.writing.registry import writer_of
+from stoker.writing.shard_formats import writer_of
 from support import make_dataset
 
 

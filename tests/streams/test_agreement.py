@@ -23,8 +23,7 @@ from stoker import (
 from stoker.errors import ConfigError, FormatError
 from stoker.writers import CSVWriter, JSONWriter
 from stoker.writing.parquet_writer import ParquetWriter
-from stoker.writing.registry import writer_of
-from stoker.writing.shard_formats import TFRecordWriter
+from stoker.writing.shard_formats import TFRecordWriter, writer_of
 from support import write_samples
 
 VALUES: dict[str, Any] = {

@@ -17,8 +17,7 @@ from stoker import StreamingDataset, writers
 from stoker.errors import ConfigError, FormatError
 from stoker.formats import registry
 from stoker.formats.registry import format_names
-from stoker.writing.registry import find_writer, writable_formats, writer_of
-from stoker.writing.shard_formats import EncoderWriter
+from stoker.writing.shard_formats import EncoderWriter, find_writer, writable_formats, writer_of
 from support import environ
 
 TOKENS = {"tokens": "ndarray:uint16:3"}
@@ -125,7 +124,7 @@ def test_unknown_formats_and_options_are_errors_that_name_what_there_is(tmp_path
     [
         *permutations(
             [
-                "import stoker.conversion.work",
+                "import stoker.conversion.job",
                 "from stoker import convert, inspect",
                 "import stoker.inspection",
             ]

@@ -19,8 +19,7 @@ from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput
 from stoker.writers import JSONWriter
 from stoker.writing.image_folders import PNGWriter
 from stoker.writing.parquet_writer import ParquetWriter
-from stoker.writing.registry import writer_of
-from stoker.writing.shard_formats import TarWriter, TFRecordWriter
+from stoker.writing.shard_formats import TarWriter, TFRecordWriter, writer_of
 
 ROWS = 100
 pytestmark = pytest.mark.usefixtures("own_cache")

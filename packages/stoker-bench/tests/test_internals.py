@@ -12,7 +12,6 @@ USED: Final = {
     "stoker.arguments",
     "stoker.cache.disk.quota",
     "stoker.cli.arguments",
-    "stoker.cli.numbers",
     "stoker.cli.order",
     "stoker.cli.running",
     "stoker.cli.terminal",

@@ -51,8 +51,7 @@ def run(chosen: argparse.Namespace) -> None:
         CacheError: a directory is not there.
         ConfigError: nothing says what to remove.
     """
-    from stoker.cli.numbers import bytes_text
-    from stoker.display import counted
+    from stoker.display import bytes_text, counted
     from stoker.inspection.caches import list_caches, prune_caches
 
     if chosen.action == "list":
@@ -92,9 +91,8 @@ def _print(caches: list[CacheFacts], named: set[str]) -> None:
     """Print the caches that hold copies or are named, and in one line what was kept of datasets that are read in place."""
     from rich.text import Text
 
-    from stoker.cli.numbers import bytes_text, seconds_text
-    from stoker.cli.terminal import make_console, make_table
-    from stoker.display import counted, escape
+    from stoker.cli.terminal import make_console, make_table, seconds_text
+    from stoker.display import bytes_text, counted, escape
 
     if not caches:
         sys.stdout.write("there are no caches\n")

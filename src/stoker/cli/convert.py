@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cli.arguments import byte_size, codec, count, integer, named, named_json
-from stoker.cli.numbers import bytes_text, seconds_text
 from stoker.cli.running import (
     Pairs,
     add_engine,
@@ -22,6 +21,8 @@ from stoker.cli.running import (
     on_interrupt,
     print_json,
 )
+from stoker.cli.terminal import seconds_text
+from stoker.display import bytes_text
 
 if TYPE_CHECKING:
     from stoker.reading.bad_samples import BadSamples

@@ -68,7 +68,8 @@ def _print(console: Console, facts: DatasetFacts, *, pictures: bool) -> None:
 
 
 def _rows(facts: DatasetFacts) -> list[tuple[str, str]]:
-    from stoker.cli.numbers import bytes_text, count_text
+    from stoker.cli.terminal import count_text
+    from stoker.display import bytes_text
 
     def count(value: int | None) -> str:
         return "not counted" if value is None else count_text(value)

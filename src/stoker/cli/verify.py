@@ -81,7 +81,8 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _print(report: VerifyReport) -> None:
-    from stoker.cli.numbers import bytes_text, seconds_text
+    from stoker.cli.terminal import seconds_text
+    from stoker.display import bytes_text
 
     for problem in report.problems:
         sys.stdout.write(f"{escape(str(problem))}\n")

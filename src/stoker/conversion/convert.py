@@ -16,12 +16,21 @@ from stoker.concurrency.processes import TaskProcesses
 from stoker.concurrency.ray_tasks import on_ray
 from stoker.concurrency.shared.counters import Counts
 from stoker.conversion.columns import plan_columns
-from stoker.conversion.job import Arrangement, ConversionJob, bounds_of, digest
+from stoker.conversion.job import (
+    FILES,
+    Arrangement,
+    ConversionJob,
+    begin,
+    bounds_of,
+    digest,
+    done_before,
+    finish,
+    unfinished,
+)
 from stoker.conversion.open_source import Url, open_source
 from stoker.conversion.sinks import ShardSettings, target_writer
 from stoker.conversion.task import bad_of, run_task, totals
 from stoker.conversion.values import Transform, identity_of, load_transform
-from stoker.conversion.work import FILES, begin, done_before, finish, unfinished
 from stoker.display import counted
 from stoker.errors import ConfigError
 from stoker.formats.registry import format_name

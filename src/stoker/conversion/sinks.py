@@ -18,7 +18,7 @@ from stoker.writing.base import Writer, WriterOptions, size_of
 from stoker.writing.destination import Begun, Destination
 from stoker.writing.output_files import OutputFiles
 from stoker.writing.parquet_writer import ParquetWriter
-from stoker.writing.registry import WriterClass, find_writer, writable_formats, writer_of
+from stoker.writing.shard_formats import WriterClass, find_writer, writable_formats, writer_of
 
 _FLOATS: Final = ("float16", "float32", "float64", "bfloat16")
 

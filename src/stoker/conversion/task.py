@@ -11,10 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.concurrency.shared.counters import Counts
-from stoker.conversion.job import ConversionJob
+from stoker.conversion.job import ConversionJob, dataset_store, put_note
 from stoker.conversion.sinks import SampleSink
 from stoker.conversion.values import ColumnPlan, adapted, apply, taken, without_nulls
-from stoker.conversion.work import dataset_store, put_note
 from stoker.errors import (
     DecodeError,
     EncodingError,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from stoker.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from stoker.coordination.checkpoint import Replay as Replay
     from stoker.coordination.client import Coordination as Coordination
     from stoker.coordination.client import LeasedSplit as LeasedSplit
     from stoker.coordination.engines.store import CoordinationStore as CoordinationStore
@@ -23,28 +24,27 @@ if TYPE_CHECKING:
     from stoker.coordination.errors import StalledError as StalledError
     from stoker.coordination.errors import WaitTimeoutError as WaitTimeoutError
     from stoker.coordination.health import WorkerState as WorkerState
-    from stoker.coordination.history.assignment import Replay as Replay
-    from stoker.coordination.history.records import CoordinationSettings as CoordinationSettings
-    from stoker.coordination.history.records import Entry as Entry
+    from stoker.coordination.records import CoordinationSettings as CoordinationSettings
+    from stoker.coordination.records import Entry as Entry
     from stoker.coordination.run import EpochProgress as EpochProgress
     from stoker.coordination.run import WorkerHealth as WorkerHealth
 
 _MODULES: Final = {
     "CommitRefusedError": "stoker.coordination.errors",
     "Coordination": "stoker.coordination.client",
-    "CoordinationSettings": "stoker.coordination.history.records",
+    "CoordinationSettings": "stoker.coordination.records",
     "CoordinationStore": "stoker.coordination.engines.store",
     "EngineError": "stoker.coordination.errors",
     "EngineRegressedError": "stoker.coordination.errors",
     "EngineReplacedError": "stoker.coordination.errors",
-    "Entry": "stoker.coordination.history.records",
+    "Entry": "stoker.coordination.records",
     "EpochProgress": "stoker.coordination.run",
     "LeaseLostError": "stoker.coordination.errors",
     "LeasedSplit": "stoker.coordination.client",
     "Owner": "stoker.coordination.errors",
     "RankTakenError": "stoker.coordination.errors",
     "RefusedRange": "stoker.coordination.errors",
-    "Replay": "stoker.coordination.history.assignment",
+    "Replay": "stoker.coordination.checkpoint",
     "StaleCheckpointError": "stoker.coordination.errors",
     "StalledError": "stoker.coordination.errors",
     "WaitTimeoutError": "stoker.coordination.errors",

@@ -15,10 +15,23 @@ from collections.abc import Callable
 
 from stoker.coordination.errors import EngineRegressedError
 from stoker.coordination.health import split_size
-from stoker.coordination.history.records import Epoch, Lane, Process, SplitRecord, WorkerRecord
 from stoker.coordination.holdings import Holding, Holdings
 from stoker.coordination.membership import Membership, ProtocolClock
-from stoker.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap, Unanswered, Versioned
+from stoker.coordination.records import (
+    Create,
+    Epoch,
+    Get,
+    Keys,
+    Lane,
+    Process,
+    Sleep,
+    SplitRecord,
+    Steps,
+    Swap,
+    Unanswered,
+    Versioned,
+    WorkerRecord,
+)
 from stoker.coordination.rules import cleared, commit, first_lane, give_back, leasable, lease, spilled
 from stoker.coordination.watch import Watch
 from stoker.integers import mix

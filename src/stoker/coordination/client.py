@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from stoker.arguments import checked
 from stoker.coordination.agent import Agent
+from stoker.coordination.checkpoint import uncommitted
 from stoker.coordination.driver import Driver, until_answered
 from stoker.coordination.engines.store import CoordinationStore, open_store
 from stoker.coordination.errors import (
@@ -24,10 +25,9 @@ from stoker.coordination.errors import (
     RefusedRange,
     StalledError,
 )
-from stoker.coordination.history.checkpoint import uncommitted
-from stoker.coordination.history.records import CoordinationSettings, Entry, Epoch, Lane, Process
 from stoker.coordination.holdings import Holding
 from stoker.coordination.membership import Membership, ProtocolClock
+from stoker.coordination.records import CoordinationSettings, Entry, Epoch, Lane, Process
 from stoker.coordination.run import EpochProgress, RunRecords, WorkerHealth, check_worker, lane_starts
 from stoker.errors import ConfigError
 
@@ -416,7 +416,7 @@ class Coordination:
         return self._driver.insist(lambda: self._records.checkpoint(self.epoch))
 
     def assignment(self) -> list[Entry]:
-        """The positions that each worker has committed, for :class:`~stoker.coordination.history.assignment.Replay`."""
+        """The positions that each worker has committed, for :class:`~stoker.coordination.checkpoint.Replay`."""
         return self._driver.insist(lambda: self._records.assignment(self.epoch))
 
     def forget_epoch(self, number: int) -> int:

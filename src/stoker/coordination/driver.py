@@ -14,7 +14,7 @@ from stoker.concurrency.forks import ProcessLock, alive
 from stoker.coordination.engines.store import CoordinationStore
 from stoker.coordination.errors import EngineError, WaitTimeoutError, stayed_away
 from stoker.coordination.membership import ProtocolClock
-from stoker.coordination.operations import Get, Sleep, Steps, Unanswered
+from stoker.coordination.records import Get, Sleep, Steps, Unanswered
 from stoker.coordination.run import perform
 from stoker.errors import ConfigError
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stoker.coordination.history.records import CoordinationSettings, Lane, SplitRecord, WorkerRecord
+from stoker.coordination.records import CoordinationSettings, Lane, SplitRecord, WorkerRecord
 from stoker.coordination.rules import leasable
 
 

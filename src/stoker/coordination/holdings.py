@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 
 from stoker.coordination.errors import RefusedRange
-from stoker.coordination.history.records import Held, Lane, SplitRecord
 from stoker.coordination.membership import ProtocolClock
+from stoker.coordination.records import Held, Lane, SplitRecord
 
 
 class Holding:

@@ -6,8 +6,17 @@ from collections.abc import Callable
 
 from stoker.coordination.errors import EngineRegressedError, RankTakenError
 from stoker.coordination.health import Observer
-from stoker.coordination.history.records import CoordinationSettings, Process, WorkerRecord
-from stoker.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap
+from stoker.coordination.records import (
+    CoordinationSettings,
+    Create,
+    Get,
+    Keys,
+    Process,
+    Sleep,
+    Steps,
+    Swap,
+    WorkerRecord,
+)
 from stoker.integers import mix
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.coordination.history.records import Entry, Epoch, Lane, LogChunk, ReturnedRange, SplitRecord
+from stoker.coordination.records import Entry, Epoch, Lane, LogChunk, ReturnedRange, SplitRecord
 from stoker.errors import ConfigError
 
 TOKEN_BITS = 40

@@ -9,22 +9,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stoker.coordination.checkpoint import differences, restored, take
 from stoker.coordination.engines.store import CoordinationStore
 from stoker.coordination.errors import EngineError, Owner
 from stoker.coordination.health import WorkerState
-from stoker.coordination.history.checkpoint import differences, restored, take
-from stoker.coordination.history.records import (
+from stoker.coordination.records import (
     CoordinationSettings,
+    Create,
     Entry,
     Epoch,
+    Get,
+    Keys,
     Lane,
     LogChunk,
+    Operation,
     Summary,
+    Swap,
+    Versioned,
     WorkerRecord,
     decode,
     encode,
 )
-from stoker.coordination.operations import Create, Get, Keys, Operation, Swap, Versioned
 from stoker.coordination.rules import entries_of, finished, first_lane, remaining, set_aside, stalled
 from stoker.errors import ConfigError, StateError
 from stoker.storage.recorded_versions import rewritten_streams, with_versions_of
@@ -181,7 +186,7 @@ class RunRecords:
         return health
 
     def checkpoint(self, epoch: Epoch) -> dict[str, Any]:
-        """A checkpoint of an epoch; see :func:`stoker.coordination.history.checkpoint.take`."""
+        """A checkpoint of an epoch; see :func:`stoker.coordination.checkpoint.take`."""
         return take(epoch, self.lanes(epoch))
 
     def restore(self, wanted: Epoch, checkpoint: dict[str, Any], *, rollback: bool, attempt: int) -> None:

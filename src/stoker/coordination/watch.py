@@ -12,9 +12,21 @@ import statistics
 from collections.abc import Callable, Iterable
 
 from stoker.coordination.health import Observer, WorkerState, judge, lost, open_lanes
-from stoker.coordination.history.records import Epoch, Lane, Process, Summary, WorkerRecord
 from stoker.coordination.membership import Membership, ProtocolClock
-from stoker.coordination.operations import Create, Get, Keys, Steps, Swap, Unanswered, Versioned
+from stoker.coordination.records import (
+    Create,
+    Epoch,
+    Get,
+    Keys,
+    Lane,
+    Process,
+    Steps,
+    Summary,
+    Swap,
+    Unanswered,
+    Versioned,
+    WorkerRecord,
+)
 from stoker.coordination.rules import finished, first_lane, give_back, leasable, remaining, stalled
 from stoker.integers import mix
 

@@ -3,9 +3,9 @@
 ``stoker inspect``, ``stoker verify`` and ``stoker cache`` are these functions on the command line.
 """
 
+from stoker.inspection.checks import Problem, VerifyReport
 from stoker.inspection.facts import ColumnFacts, DatasetFacts
 from stoker.inspection.inspect_dataset import inspect
-from stoker.inspection.problems import Problem, VerifyReport
 from stoker.inspection.verify_dataset import verify
 
 __all__ = ["ColumnFacts", "DatasetFacts", "Problem", "VerifyReport", "inspect", "verify"]

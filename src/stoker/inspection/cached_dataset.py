@@ -22,8 +22,7 @@ from stoker.errors import ConfigError, StokerError
 from stoker.formats.base import ShardInfo
 from stoker.index.index import INDEX_NAME, Index
 from stoker.index.version import VersionWatch, opening_time, read_index
-from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task, first_samples
-from stoker.inspection.problems import Problem, VerifyReport
+from stoker.inspection.checks import Checker, CheckPlan, Outcome, Problem, Task, VerifyReport, first_samples
 from stoker.storage import open_store
 from stoker.storage.files.own import PRIVATE, make_own_directory
 from stoker.types import StorageOptions

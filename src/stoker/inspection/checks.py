@@ -1,11 +1,19 @@
-"""The check of one shard and of its samples, and what tasks of checking have in common."""
+"""Checks of one shard and of its samples, the report of :func:`stoker.inspection.verify`, and files as buffers: mapped where
+they lie, or fetched into one that has no name any more.
+"""
 
 from __future__ import annotations
 
+import os
+import secrets
+import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from threading import Event
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -14,9 +22,172 @@ from stoker.display import error_text
 from stoker.errors import CorruptDataError, MissingPackageError, ObjectNotFoundError, StokerError
 from stoker.formats.base import FileInfo, ReadOptions, ShardInfo, ShardReader
 from stoker.formats.registry import get_format
-from stoker.inspection.problems import Kind, Problem
-from stoker.inspection.read_files import Budget, FileReader
+from stoker.storage import Store, is_local
+from stoker.storage.files.mapped import map_file, map_open_file
+from stoker.storage.files.regular import open_regular
 from stoker.types import Buffer, Ids
+
+
+class FileReader:
+    """Whole files of one store, one at a time in each thread. They take disk space of ``scratch``, and no memory.
+
+    Args:
+        scratch: a directory for files of remote stores. Each is unlinked as soon as it is mapped.
+    """
+
+    def __init__(self, store: Store, scratch: Path) -> None:
+        self.store = store
+        self._directory = is_local(store.url)
+        self._scratch: Path | None = scratch
+
+    def __getstate__(self) -> dict[str, Any]:
+        # On another node the scratch directory is not there.
+        return {**self.__dict__, "_scratch": None}
+
+    def read(self, key: str) -> Buffer:
+        """All of a file."""
+        if self._directory is not None:
+            return map_file(self._directory / key)
+        return self.fetched(lambda path: self.store.download(key, path))
+
+    def window(self, key: str, start: int, end: int, *, version: str = "") -> Buffer:
+        """Bytes ``[start, end)`` of a file; of a local one ``start`` is a multiple of :data:`mmap.ALLOCATIONGRANULARITY`.
+
+        Args:
+            version: of the file, if another is an error.
+
+        Raises:
+            StorageError, OSError, ValueError: they can not be read.
+        """
+        if start == end:
+            return b""
+        if self._directory is None:
+            return self.fetched(lambda path: self.store.download_range(key, path, start, end, version=version))
+        path = self._directory / key
+        descriptor, status = open_regular(path)
+        try:
+            if end > status.st_size:
+                raise CorruptDataError(f"{path} has {status.st_size} bytes: there are none from {start} to {end}")
+            return map_open_file(descriptor, start, end, str(path), status)
+        finally:
+            os.close(descriptor)
+
+    def fetched(self, fetch: Callable[[Path], object]) -> Buffer:
+        """The bytes that ``fetch`` writes into the file that it is given."""
+        path = (self._scratch or Path(tempfile.gettempdir())) / secrets.token_hex(8)
+        try:
+            fetch(path)
+            return map_file(path)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+class Budget:
+    """Bytes of memory that threads share. What needs more than all of it waits until it is alone."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._used = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, size: int) -> Iterator[None]:
+        """Wait for room for so many bytes, and give it back in the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._used or self._used + size <= self._size)
+            self._used += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= size
+                self._changed.notify_all()
+
+
+Kind: TypeAlias = Literal["index", "missing", "size", "hash", "structure", "decode", "unreadable"]
+"""Kinds of problems. ``index``: the index itself, or files that contradict each other. ``missing``: a file is not there.
+``size``, ``hash``: a file is not the one that the index describes. ``structure``: header, offsets, counts or checksums of a
+shard contradict themselves or the index. ``decode``: a sample does not decode. ``unreadable``: the store did not give it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        kind: see :data:`Kind`.
+        where: URL or path of the file.
+        message: what is wrong, in a sentence.
+        key: the file, relative to the dataset's root.
+        shard: number of the shard, or ``None`` where it is not of one.
+        row: the sample's row in its shard, where it is of one sample.
+        sample: the sample's number in the dataset, where that is known.
+        column: the column, where it is of one.
+    """
+
+    kind: Kind
+    where: str
+    message: str
+    key: str = ""
+    shard: int | None = None
+    row: int | None = None
+    sample: int | None = None
+    column: str | None = None
+
+    def __str__(self) -> str:
+        """A line for people."""
+        parts = [] if self.shard is None else [f"shard {self.shard}"]
+        if self.row is not None:
+            parts.append(f"sample {self.row}" if self.sample is None else f"sample {self.row} ({self.sample} of all)")
+        if self.column is not None:
+            parts.append(f"column {self.column!r}")
+        return f"{self.kind}: {', '.join(parts)}{': ' if parts else ''}{self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The number of files and bytes that were checked, and the problems found.
+
+    Attributes:
+        url: the dataset.
+        format: of its shards; ``None`` for an index without any.
+        level: ``quick`` (names and sizes), ``normal`` (all bytes: hashes, checksums, offsets) or ``deep`` (every sample was
+            decoded).
+        shards: shards that were checked.
+        samples: samples in them, by the index or their headers.
+        bytes: bytes that were read.
+        hashed: files whose hash was compared.
+        problems: what is wrong now, in the order of the shards.
+        strange: keys of files below the root that belong to no shard; not a problem in itself.
+        notes: what was not checked, and why.
+        repaired: what was repaired, a sentence each.
+        stopped: whether there were too many problems to go on.
+        seconds: it took.
+    """
+
+    url: str
+    format: str | None
+    level: Literal["quick", "normal", "deep"]
+    shards: int
+    samples: int
+    bytes: int
+    hashed: int
+    problems: tuple[Problem, ...]
+    strange: tuple[str, ...]
+    notes: tuple[str, ...]
+    repaired: tuple[str, ...]
+    stopped: bool
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong, or nothing any more."""
+        return not self.problems
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """Plain values for JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
 
 _CHUNK_BYTES: Final = 8 << 20
 _MOST_ROWS: Final = 4096

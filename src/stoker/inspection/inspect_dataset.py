@@ -23,9 +23,8 @@ from stoker.formats.base import ShardInfo
 from stoker.formats.lance import NAME as LANCE
 from stoker.formats.registry import format_name
 from stoker.index.index import Index, load_index
-from stoker.inspection.facts import ColumnFacts, DatasetFacts, Shown, shape_of
-from stoker.inspection.previews import preview_files, preview_shard
-from stoker.inspection.read_files import FileReader
+from stoker.inspection.checks import FileReader
+from stoker.inspection.facts import ColumnFacts, DatasetFacts, Shown, preview_files, preview_shard, shape_of
 from stoker.inspection.unindexed_files import inspect_unindexed
 from stoker.storage import Store, is_local, open_store
 from stoker.storage.files.locked_folder import LockedFolder

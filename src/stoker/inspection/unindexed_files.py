@@ -20,11 +20,8 @@ from stoker.formats.common.file_shards import SpanDetail, UnindexedFile
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, MappedSource
 from stoker.formats.format import Format
 from stoker.formats.parquet.facts import storage_of
-from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task
-from stoker.inspection.facts import ColumnFacts, DatasetFacts, Shown, shape_of
-from stoker.inspection.previews import LARGEST, preview_files
-from stoker.inspection.problems import Problem
-from stoker.inspection.read_files import FileReader
+from stoker.inspection.checks import Checker, CheckPlan, FileReader, Outcome, Problem, Task
+from stoker.inspection.facts import LARGEST, ColumnFacts, DatasetFacts, Shown, preview_files, shape_of
 from stoker.storage import ObjectInfo, is_local
 from stoker.storage.transfer.settings import side_by_side
 from stoker.types import Buffer

@@ -14,8 +14,7 @@ from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.state.resume import ResumeState
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.order.division import Granularity
-from stoker.tokens.order.rank_files import RankFiles
-from stoker.tokens.order.token_order import TokenSampleOrder
+from stoker.tokens.order.token_order import RankFiles, TokenSampleOrder
 from stoker.tokens.sources.source import SkippedFile, TokenSource
 
 

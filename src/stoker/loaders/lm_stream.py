@@ -31,9 +31,8 @@ from stoker.pipeline.state.progress import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.chain import Chain
 from stoker.tokens.batch import LMBatch
-from stoker.tokens.layouts.base import RowMaker, state_number
+from stoker.tokens.layouts.base import LAYOUTS, LayoutName, RowMaker, layout_class, make_layout, state_number
 from stoker.tokens.layouts.bin_packing import TooLong
-from stoker.tokens.layouts.registry import LAYOUTS, LayoutName, make_layout
 from stoker.tokens.settings import LMOptions, LMSettings
 from stoker.tokens.sources.document_column import DocumentColumn, as_function
 from stoker.tokens.sources.ragged import Ragged
@@ -250,7 +249,7 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
                 "first, and ranks may end apart. Give LMStream(endless=True), and TrainingArguments(max_steps=)"
             )
         if self._endless or not self._rows:
-            known = " or ".join(repr(name) for name, layout in LAYOUTS.items() if layout.document_rows)
+            known = " or ".join(repr(name) for name in LAYOUTS if layout_class(name).document_rows)
             raise TypeError(
                 f"how many batches an LMStream makes is known only with layout={known}, not with "
                 f"{self._layout.name!r}{' and endless=True' if self._endless else ''}; StreamingParquetLoader knows it"

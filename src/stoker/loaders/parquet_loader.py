@@ -34,17 +34,14 @@ from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.bad_samples import BadSampleLog, BadSamples, OnBadSample
 from stoker.reading.sample_errors import SampleLocation
 from stoker.tokens.batch import LMBatch
+from stoker.tokens.layouts.base import LayoutName, make_layout
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.block_builder import BlockBuilder
-from stoker.tokens.layouts.good_rows import GoodRowBuilder
-from stoker.tokens.layouts.registry import LayoutName, make_layout
-from stoker.tokens.layouts.step_documents import document_location, documents_of_step
+from stoker.tokens.layouts.good_rows import GoodRowBuilder, document_location, documents_of_step
 from stoker.tokens.order.division import Granularity
-from stoker.tokens.order.rank_files import RankFiles, tell_of_remainder
-from stoker.tokens.order.token_order import TokenSampleOrder
+from stoker.tokens.order.token_order import RankFiles, TokenSampleOrder, tell_of_remainder
 from stoker.tokens.settings import LMOptions, LMSettings, ShardConfig
-from stoker.tokens.sources.open_source import open_source
-from stoker.tokens.sources.parquet import ParquetSource
+from stoker.tokens.sources.parquet import ParquetSource, open_source
 from stoker.tokens.sources.source import TokenSource
 from stoker.types import Ids, StorageOptions
 from stoker.units import parse_bytes, parse_count

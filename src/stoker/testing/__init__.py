@@ -5,11 +5,10 @@ begins with ``Test``.
 """
 
 from stoker.testing.engines import EngineTests
-from stoker.testing.formats import FormatTests
+from stoker.testing.formats import FormatTests, WrittenFormatTests
 from stoker.testing.loaders import LoaderTests
 from stoker.testing.orders import OrderTests
 from stoker.testing.stores import ReadOnlyStoreTests, StoreTests
-from stoker.testing.written_formats import WrittenFormatTests
 
 __all__ = [
     "EngineTests",

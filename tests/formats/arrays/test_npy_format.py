@@ -22,7 +22,7 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.arrays.npy import npy_header, parse_header
 from stoker.formats.base import ReadOptions
 from stoker.formats.registry import get_format
-from stoker.writing.registry import writer_of
+from stoker.writing.shard_formats import writer_of
 
 
 def saved(array: Any) -> bytes:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from packed_cases import opened
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.arrays.npz import read_arrays
-from stoker.writing.registry import writer_of
+from stoker.writing.shard_formats import writer_of
 
 COLUMNS = {"flag": "bool", "id": "uint16", "row": "ndarray:float32:3", "sub/tokens": "ndarray:int64:4"}
 

@@ -24,7 +24,7 @@ from stoker.formats.arrow_layout import arrow_layout
 from stoker.formats.base import ReadOptions
 from stoker.formats.common.inspect_header import MappedSource
 from stoker.formats.registry import get_format
-from stoker.writing.registry import writer_of
+from stoker.writing.shard_formats import writer_of
 
 
 def file_of(table: Any, chunk: int = 7, stream: bool = False, compression: str | None = None) -> bytes:

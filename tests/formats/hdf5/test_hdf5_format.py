@@ -20,7 +20,7 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError, StorageErr
 from stoker.formats.arrays.hdf5 import HDF5Format, _datasets
 from stoker.formats.base import ReadOptions
 from stoker.formats.common.inspect_header import ByteSource, MappedSource
-from stoker.writing.registry import writer_of
+from stoker.writing.shard_formats import writer_of
 
 h5py = pytest.importorskip("h5py")
 

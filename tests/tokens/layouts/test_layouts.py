@@ -14,7 +14,7 @@ from lm_reference import PAD, check_batch, lengths_lists, numbered, pack, ragged
 
 from stoker.errors import ConfigError, FormatError
 from stoker.tokens import LMSettings, Ragged, best_fit, pad, stream_starts, windows
-from stoker.tokens.layouts.registry import make_layout
+from stoker.tokens.layouts.base import make_layout
 
 
 @given(data=st.data(), lengths=lengths_lists, seq_len=st.integers(1, 12), side=st.sampled_from(["left", "right"]))

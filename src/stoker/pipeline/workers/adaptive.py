@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 import numpy as np
 
 from stoker.arguments import checked
-from stoker.coordination.history.assignment import Assignment
+from stoker.coordination.checkpoint import Assignment
 from stoker.errors import ConfigError
 from stoker.order.native import NativeOrder
 from stoker.order.part_plan import PART_BITS, DealtPlan, PartPlan

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, get_args
 
 from stoker.arguments import checked
 from stoker.cluster import World
-from stoker.coordination.history.records import CoordinationSettings
+from stoker.coordination.records import CoordinationSettings
 from stoker.display import redact_url
 from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder, WorkerRemainder

@@ -1,15 +1,17 @@
-"""The base of layouts: how blocks of documents become rows of batches. Each layout is a class in a module of this folder."""
+"""The base of layouts: how blocks of documents become rows of batches. Each layout is a class in a module of this folder, by
+its name in :data:`LAYOUTS`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 import numpy as np
 
-from stoker.errors import StateError
+from stoker.errors import ConfigError, StateError
+from stoker.formats.registry import load
 from stoker.order.shuffle.bijection import permute
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.bin_packing import PackedRows, TooLong, check_too_long
@@ -84,7 +86,7 @@ class TokenLayout(ABC):
     """Makes rows of batches from documents.
 
     A layout counts *amounts*: rows, or tokens where documents are joined. To add one, write a subclass in a module of this
-    folder, and name it in :data:`stoker.tokens.layouts.registry.LAYOUTS`.
+    folder, and name it in :data:`LAYOUTS`.
 
     Args:
         settings: see :class:`LMSettings`.
@@ -191,3 +193,35 @@ def batch_of_rows(
         count -= stop - inside
         inside = 0
     return LMBatch.concat(parts)
+
+
+LayoutName = Literal["concat", "pack", "pad", "truncate"]
+
+LAYOUTS: Final[dict[str, str]] = {
+    "concat": "stoker.tokens.layouts.concat:ConcatLayout",
+    "pack": "stoker.tokens.layouts.pack:PackLayout",
+    "pad": "stoker.tokens.layouts.pad:PadLayout",
+    "truncate": "stoker.tokens.layouts.pad:TruncateLayout",
+}
+"""Modules and classes of layouts by name, imported when they are asked for."""
+
+
+def layout_class(name: str) -> type[TokenLayout]:
+    """The class of a layout of :data:`LAYOUTS`."""
+    found: type[TokenLayout] = load(LAYOUTS[name])
+    return found
+
+
+def make_layout(name: LayoutName, settings: LMSettings, too_long: TooLong) -> TokenLayout:
+    """The layout of a name.
+
+    ``too_long`` is for ``"pack"`` alone.
+    """
+    if name not in LAYOUTS:
+        raise ConfigError(f"layout={name!r} is unknown; known: {', '.join(LAYOUTS)}")
+    made = layout_class(name)(settings, too_long)
+    if too_long != "split" and name != "pack":
+        raise ConfigError(
+            f"too_long={too_long!r} is for layout='pack', not {name!r}: 'truncate' cuts long documents, 'pad' refuses them"
+        )
+    return made

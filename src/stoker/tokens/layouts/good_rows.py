@@ -1,9 +1,12 @@
-"""Batches of rows of tokens of which some can not be made, because tokens of theirs can not be read."""
+"""Batches of rows of tokens of which some can not be made, because tokens of theirs can not be read; and the documents of
+which a step's rows are made.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Final, TypeGuard
@@ -12,9 +15,11 @@ import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError, DecodeError, SampleError
-from stoker.order.sample_order import Run, Spans
-from stoker.reading.bad_samples import BadSampleSink, OnBadSample
+from stoker.order.sample_order import EpochPosition, Run, Spans
+from stoker.order.step import runs_with_step
+from stoker.reading.bad_samples import BadSampleNotes, BadSampleSink, OnBadSample
 from stoker.reading.replacement import Replacements, none_is_good
+from stoker.reading.sample_errors import SampleLocation
 from stoker.tokens.batch import Extents, LMBatch
 from stoker.tokens.layouts.base import DocumentBlock, TokenLayout
 from stoker.tokens.layouts.block_builder import BlockBuilder, last_blocks
@@ -22,7 +27,8 @@ from stoker.tokens.order.prefetch import read_ahead
 from stoker.tokens.order.token_order import TokenOrder
 from stoker.tokens.sources.block_buffer import LostDocuments
 from stoker.tokens.sources.ragged import Ragged
-from stoker.tokens.sources.source import describe_row
+from stoker.tokens.sources.source import TokenSource, describe_row
+from stoker.types import Ids
 
 # Blocks that are kept for rows that come in the place of others.
 _KEPT: Final = 2
@@ -283,3 +289,50 @@ def _no_rows(rows: LMBatch | _Rows) -> LMBatch:
     labels = None if batch.given_labels is None else batch.labels[:0]
     empty = replace(batch, input_ids=batch.input_ids[:0], given_labels=labels, num_tokens=0)
     return replace(empty, made=Extents(none, none, none), cut_documents=0, cut_tokens=0)
+
+
+def documents_of_step(
+    builder: BlockBuilder,
+    run_of: Callable[[EpochPosition, int], Run],
+    ranks: Sequence[int],
+    point: EpochPosition,
+    step: int,
+    batch_size: int,
+    on_bad_sample: OnBadSample | None,
+    *,
+    since_resume: bool = False,
+) -> Ids:
+    """Numbers of the documents of which ranks have tokens in a step: the row groups of these batches are decoded.
+
+    ``run_of``, ``ranks``, ``point``, ``step`` and ``since_resume`` are as of :func:`~stoker.order.step.samples_of_step`.
+    Numbers rise within a rank, one rank after the other.
+    """
+    found = [
+        np.unique(_batch(builder, run, before, batch_size, on_bad_sample).extents.documents)
+        for _, run, before in runs_with_step(run_of, ranks, point, step, since_resume=since_resume)
+    ]
+    return np.concatenate(found)
+
+
+def _batch(builder: BlockBuilder, run: Run, step: int, batch_size: int, on_bad_sample: OnBadSample | None) -> LMBatch:
+    if on_bad_sample is None:
+        with closing(builder.batch_lists(run, LoaderWorker(), step, batch_size, 1)) as batches:
+            return next(batches)[0]
+    # Nothing is delivered: what is bad is not counted.
+    good = GoodRowBuilder(builder, on_bad_sample, BadSampleNotes())
+    with closing(good.batch_lists(run, LoaderWorker(), step, batch_size, 1)) as batches:
+        return next(batches)[0]
+
+
+def document_location(source: TokenSource, document: int) -> SampleLocation:
+    """The file of a document, the number of its row group among those of all files, and its row there."""
+    groups = source.groups
+    if document < 0 or not len(groups):
+        raise IndexError(f"document {document}: documents are numbered from 0, among the rows of all files")
+    group, row, _ = groups.find(document)
+    # Of the last row group footers do not tell how many rows are empty.
+    if group == len(groups) - 1 and row >= (rows := sum(len(part) for part in source.chunks(group))):
+        raise IndexError(
+            f"document {document} is not among the {int(groups.first_rows[group]) + rows} rows of all files"
+        )
+    return SampleLocation(source.groups.files[int(source.groups.file[group])], group, row, document)

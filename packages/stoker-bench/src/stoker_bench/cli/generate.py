@@ -8,9 +8,8 @@ from contextlib import redirect_stdout
 from typing import Any, Final
 
 from stoker.cli.arguments import byte_size, codec, count, integer
-from stoker.cli.numbers import bytes_text
 from stoker.cli.running import add_engine, add_json, add_storage_options, arguments_of, bar, on_interrupt, print_json
-from stoker.display import counted
+from stoker.display import bytes_text, counted
 
 _EPILOG: Final = """\
 examples:

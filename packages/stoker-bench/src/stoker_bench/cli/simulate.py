@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stoker.cli.arguments import byte_size, count, integer, seconds
-from stoker.cli.numbers import bytes_text, count_text
 from stoker.cli.order import RunArgs, add_run, open_location, open_run, partition_of
 from stoker.cli.running import arguments_of, print_json
-from stoker.cli.terminal import make_console, make_pairs
+from stoker.cli.terminal import count_text, make_console, make_pairs
+from stoker.display import bytes_text
 from stoker.errors import ConfigError
 from stoker.index.index import Index
 from stoker.order.native import NativeOrder

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from stoker.coordination import CommitRefusedError, Coordination, EpochProgress, LeasedSplit, WorkerHealth
-from stoker.coordination.history.assignment import Assignment
+from stoker.coordination.checkpoint import Assignment
 from stoker.errors import ConfigError, StateError
 from stoker.order.capabilities import stream_urls
 from stoker.order.native import NativeOrder

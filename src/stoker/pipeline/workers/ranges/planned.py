@@ -1,6 +1,6 @@
 """``PlannedSource``: a rank's part of each global batch by a plan, so that unlike machines get unlike parts.
 
-The plan (:mod:`stoker.coordination.history.plan_log`) says which ranks take part from which position on, and with which
+The plan (:mod:`stoker.coordination.plan_log`) says which ranks take part from which position on, and with which
 weights. All ranks have the same one, so they need not communicate. It is changed only from its horizon on, which is a fixed
 number of steps ahead of what is delivered, and the reading thread never goes beyond that.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.coordination.history.plan_log import Generation, PlanLog, apportion
+from stoker.coordination.plan_log import Generation, PlanLog, apportion
 from stoker.errors import ConfigError, StateError
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.native import NativeOrder

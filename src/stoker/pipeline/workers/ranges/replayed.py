@@ -6,8 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.coordination.history.assignment import Replay
-from stoker.coordination.history.checkpoint import differences
+from stoker.coordination.checkpoint import Replay, differences
 from stoker.errors import ConfigError, StateError
 from stoker.order.capabilities import stream_urls
 from stoker.order.native import NativeOrder

@@ -121,7 +121,7 @@ def _show(found: Comparison, failed: list[Change]) -> None:
 
 def metric_text(metric: ComparedMetric, value: float) -> str:
     """A value in words."""
-    from stoker.cli.numbers import seconds_text
+    from stoker.cli.terminal import seconds_text
     from stoker.display import bytes_text
 
     if metric.unit == "part":

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
-from stoker.cli.numbers import seconds_text
+from stoker.cli.terminal import seconds_text
 from stoker.display import bytes_text, counted
 from stoker_bench.cli.bench.charts import charts
 from stoker_bench.cli.bench.datum import NOTHING, datum, epoch_name, value_at

@@ -181,7 +181,7 @@ def _checkpoint_rows(saved: Mapping[str, int], keep: int) -> Iterator[tuple[str,
 def _extent(
     found: Resolved, size: RunExtent, saved: Mapping[str, int] | None, accelerators: int, free: int | None
 ) -> Any:
-    from stoker.cli.numbers import seconds_text
+    from stoker.cli.terminal import seconds_text
 
     workload = found.workload
     rows = [("stages", ", ".join(workload.stages)), ("accelerators", str(accelerators))]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stoker.cli.numbers import bytes_text, count_text, seconds_text
+from stoker.cli.terminal import count_text, seconds_text
+from stoker.display import bytes_text
 from stoker_bench.simulate import Report
 
 # Shards at the borders of canonical nodes belong to two nodes; that so few bytes are fetched twice is as it should be.

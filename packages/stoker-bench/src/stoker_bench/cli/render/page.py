@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cli.numbers import byte_unit, bytes_text, count_text, seconds_text, time_unit
+from stoker.cli.terminal import count_text, seconds_text, time_unit
+from stoker.display import byte_unit, bytes_text
 from stoker_bench.cli.render.charts import Axis, Chart
 from stoker_bench.cli.render.html import Card, Figure, Table, render
 from stoker_bench.cli.render.picture import COLOURS, SHARED, map_url, node_colour, shard_map

@@ -1,4 +1,4 @@
-"""Rates, parts and waits for people, beside what :mod:`stoker.cli.numbers` has."""
+"""Rates, parts and waits for people, beside what :mod:`stoker.cli.terminal` has."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.cli.numbers import bytes_text, count_text, seconds_text
+from stoker.cli.terminal import count_text, seconds_text
+from stoker.display import bytes_text
 from stoker_bench.simulate import NodeReport, Report
 
 NODE_COLUMNS = ("node", "samples", "shards", "fetched", "shared", "cache", "evicted", "again")

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cli.numbers import seconds_text
+from stoker.cli.terminal import seconds_text
 from stoker_bench.cli.bench.datum import epoch_name
 from stoker_bench.cli.render.charts import Axis, Chart
 from stoker_bench.cli.render.picture import COLOURS

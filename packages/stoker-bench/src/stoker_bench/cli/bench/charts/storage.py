@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cli.numbers import seconds_text, time_unit
+from stoker.cli.terminal import seconds_text, time_unit
 from stoker_bench.cli.bench.charts.common import MOST_BARS, above, named_axis, run_colour, run_legend
 from stoker_bench.cli.bench.charts.requests import SERVED_COLOURS, binned, draw_bins, requests_over_time
 from stoker_bench.cli.bench.datum import NOTHING, datum, epoch_name

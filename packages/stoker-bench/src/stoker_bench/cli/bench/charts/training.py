@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.cli.numbers import count_text, seconds_text, time_unit
+from stoker.cli.terminal import count_text, seconds_text, time_unit
 from stoker.display import counted
 from stoker_bench.cli.bench.charts.common import (
     MOST_BARS,

@@ -1,1 +1,0 @@
-"""Records of a run: leases, commits, plans and checkpoints, and their bytes."""
