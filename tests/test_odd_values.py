@@ -96,7 +96,7 @@ ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "merge_index(())": (lambda _: merge_index(()), r"the root is empty, \(\)"),
     "convert(shuffle='')": (lambda data: convert(data, f"{data}-to", shuffle=""), "shuffle='' is unknown"),
     "verify(format='')": (lambda data: verify(data, format=""), "''"),
-    "verify(memory=0)": (lambda data: verify(data, memory=0), "memory=0: at least 1 byte"),
+    "verify(memory=0)": (lambda data: verify(data, memory=0), "memory must be at least 1, got 0"),
     "verify(format_options=)": (
         lambda data: verify(data, format_options={"filters": []}),
         "has an index.json, and format_options= go with",
@@ -105,7 +105,10 @@ ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda data: inspect(data, format_options={"filters": []}),
         "has an index.json, and format_options= go with",
     ),
-    "max_workers=0": (lambda data: MDSWriter({"id": "int"}, f"{data}-to", max_workers=0), "max_workers=0: at least 1"),
+    "max_workers=0": (
+        lambda data: MDSWriter({"id": "int"}, f"{data}-to", max_workers=0),
+        "max_workers must be at least 1, got 0",
+    ),
     "size_limit=''": (lambda data: MDSWriter({"id": "int"}, f"{data}-to", size_limit=""), "'' is not"),
     "first=-1": (lambda data: open_writer("tar", {"txt": "str"}, f"{data}-to", first=-1), "first=-1"),
     "coordination(smallest=0)": (lambda data: leased(data, smallest=0), "coordination: smallest must be at least 1"),

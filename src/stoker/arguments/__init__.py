@@ -4,7 +4,8 @@
 happens, so that a wrong type is an error that names the argument, and not a TypeError from deep within. NumPy's scalars
 become Python's: ``np.int64(8)`` is as good as ``8``. ``True`` and ``8.0`` are not integers.
 
-Whether a value makes sense (its range, what it contradicts) is checked where it is used.
+Whether a value makes sense (its range, what it contradicts) is checked where it is used; a number that is too small by
+:func:`at_least`.
 """
 
 from __future__ import annotations
@@ -62,6 +63,17 @@ def check_argument(owner: str, name: str, hint: Any, value: Any, remedy: str = "
     if hint is not Any and type(accepted) is int and abs(accepted) >= _MOST and "seed" not in name:
         raise ConfigError(f"{owner}: {name} must be below 2**63, got {accepted}")
     return accepted
+
+
+def at_least(least: int, /, **given: int | None) -> None:
+    """Check that numbers, by the names of their arguments, are not too small; ``None`` is not given.
+
+    Raises:
+        ConfigError: one is too small.
+    """
+    for name, value in given.items():
+        if value is not None and value < least:
+            raise ConfigError(f"{name} must be at least {least}, got {value}")
 
 
 def _decorate(target: Any, remedies: Mapping[str, str], of: type | None = None) -> Any:

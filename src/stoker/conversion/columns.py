@@ -13,13 +13,14 @@ from stoker.conversion.schema import ColumnType, of_values
 from stoker.conversion.sinks import ShardSettings, encoding_for
 from stoker.conversion.source import ConversionSource, FileSource
 from stoker.conversion.task import items
-from stoker.conversion.values import ColumnPlan, Transform, adapted, apply, check_encoding, taken, without_nulls
+from stoker.conversion.values import ColumnPlan, Transform, adapted, apply, taken, without_nulls
 from stoker.errors import ConfigError, EncodingError, SampleError
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.mds.encodings.base import UnfitValueError
 from stoker.formats.one_file import CLASS, LABEL
 from stoker.reading.bad_samples import is_of_sample
 from stoker.types import Batch, Ids, Sample
+from stoker.writing.base import check_encoding
 
 Columns = tuple[tuple[ColumnPlan, ...], tuple[ColumnPlan, ...], tuple[str, ...]]
 """Columns that are read, columns that are written, and names of images that a transform gets decoded."""

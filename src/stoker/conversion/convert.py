@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.concurrency.processes import TaskProcesses
 from stoker.concurrency.ray_tasks import on_ray
 from stoker.concurrency.shared.counters import Counts
@@ -44,14 +44,6 @@ from stoker.writing.base import check_hash_names, check_size_limit
 
 _LARGEST: Final = 1 << 30
 _ATTEMPTS: Final = 3
-
-
-def check_work(processes: int | None, shard_samples: int | None) -> None:
-    """Check that there can be work."""
-    if processes is not None and processes < 1:
-        raise ConfigError(f"processes={processes}: at least 1")
-    if shard_samples is not None and shard_samples < 1:
-        raise ConfigError(f"shard_samples={shard_samples}: at least 1")
 
 
 def settings_of(
@@ -295,7 +287,7 @@ def convert(
         MissingPackageError: a package that a format or the engine needs is not installed.
     """
     began = time.monotonic()
-    check_work(processes, shard_samples)
+    at_least(1, processes=processes, shard_samples=shard_samples)
     settings = settings_of(to, compression, hashes, size_limit, shard_samples)
     parts = parts_of(split)
     order: str = "global" if shuffle is True else "none" if shuffle is False else shuffle

@@ -16,7 +16,7 @@ import numpy as np
 from stoker.concurrency.user_code import pass_exits
 from stoker.conversion.schema import Reading
 from stoker.display import with_article
-from stoker.errors import ConfigError, EncodingError, FormatError, TransformError
+from stoker.errors import ConfigError, EncodingError, TransformError
 from stoker.formats.common.container import fixed_kind
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.mds.encodings.base import UnfitValueError, describe
@@ -334,11 +334,3 @@ def _exact(array: Array, dtype: str) -> Array:
 
 def _count(shape: Sequence[int], rows: int) -> int:
     return int(np.prod(shape, dtype=np.int64)) * rows
-
-
-def check_encoding(name: str, encoding: str) -> None:
-    """Check that an encoding exists."""
-    try:
-        get_encoding(encoding)
-    except FormatError as error:
-        raise ConfigError(f"columns: {name!r}: {error}") from None

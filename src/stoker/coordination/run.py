@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stoker.arguments import at_least
 from stoker.coordination.checkpoint import differences, restored, take
 from stoker.coordination.engines.store import CoordinationStore
 from stoker.coordination.errors import EngineError, Owner
@@ -273,8 +274,7 @@ def check_worker(run: str, rank: int, world_size: int, settings: CoordinationSet
     """See that a worker's arguments make sense, before it takes part in a run."""
     if not run or "/" in run:
         raise ConfigError(f"a run's id must not be empty or have a slash, got {run!r}")
-    if world_size < 1:
-        raise ConfigError(f"world_size must be at least 1, got {world_size}")
+    at_least(1, world_size=world_size)
     if not 0 <= rank < world_size:
         raise ConfigError(
             f"rank {rank} is unknown in run {run!r}: its world has {world_size} workers, 0 to {world_size - 1}"
@@ -294,8 +294,7 @@ def check_worker(run: str, rank: int, world_size: int, settings: CoordinationSet
         "slow": 0,
     }
     for name, low in least.items():
-        if getattr(settings, name) < low:
-            raise ConfigError(f"settings.{name} must be at least {low}, got {getattr(settings, name)}")
+        at_least(low, **{f"settings.{name}": getattr(settings, name)})
     if settings.split <= 0 or (settings.threshold is not None and settings.threshold < 0):
         raise ConfigError("settings.split must be positive, and settings.threshold not negative")
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.cache.base import CacheSettings
 from stoker.catalog.detect import detect
 from stoker.catalog.open_format import refuse_options
@@ -74,8 +74,7 @@ def inspect(
     ...     facts.samples, [column.type for column in facts.columns], facts.preview[0]["name"].text
     (10, ['str', 'int'], 'number 0')
     """
-    if samples < 0:
-        raise ConfigError(f"samples={samples}: at least 0")
+    at_least(0, samples=samples)
     text = dataset_url(url)
     options = storage_options if is_local(text) is None else None
     name = format_name(format)

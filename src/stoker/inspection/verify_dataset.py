@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.catalog.detect import detect
 from stoker.catalog.open_format import refuse_options
 from stoker.catalog.unindexed.files_location import dataset_url, source_of
@@ -123,10 +123,7 @@ def verify(
     """
     if deep and quick:
         raise ConfigError("deep=True and quick=True: choose one")
-    if max_problems < 1 or (threads is not None and threads < 1):
-        raise ConfigError(f"max_problems={max_problems}, threads={threads}: at least 1")
-    if memory < 1:
-        raise ConfigError(f"memory={memory}: at least 1 byte")
+    at_least(1, max_problems=max_problems, threads=threads, memory=memory)
     if local is not None and engine == "ray":
         raise ConfigError(
             "engine='ray' checks data that all nodes reach, and a cache is of one node: leave engine= away"

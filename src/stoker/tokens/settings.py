@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Any, Final, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.errors import ConfigError
 
 _LONGEST: Final = (1 << 31) - 1
@@ -92,8 +92,6 @@ class LMSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.seq_len <= _LONGEST:
             raise ConfigError(f"seq_len={self.seq_len}: must be from 1 to {_LONGEST}")
-        if self.labels not in get_args(LabelKind):
-            raise ConfigError(f"labels={self.labels!r} is unknown; known: {', '.join(get_args(LabelKind))}")
         if self.output.kind != "i" or self.output.itemsize < 2:
             raise ConfigError(
                 f"dtype={self.output}: must be int64, int32 or int16, as labels may be {self.ignore_index}"
@@ -102,8 +100,7 @@ class LMSettings:
             raise ConfigError(
                 f"ignore_index={self.ignore_index}: must be negative, so that it is not a token, and fit {self.output}"
             )
-        if self.vocab_size is not None and self.vocab_size < 1:
-            raise ConfigError(f"vocab_size={self.vocab_size}: must be at least 1")
+        at_least(1, vocab_size=self.vocab_size)
         for name in ("pad_id", "eos_id"):
             token = getattr(self, name)
             if token is not None and not 0 <= token < self.limit:

@@ -11,11 +11,13 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypedDict
 
+from stoker.arguments import at_least
 from stoker.concurrency.forks import ProcessLocal
 from stoker.digests import check_hash_name
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.common.checks import MAX_OFFSET
 from stoker.formats.common.compression import parse_compression
+from stoker.formats.mds.encodings import get_encoding
 from stoker.storage import Store
 from stoker.storage.files.staged_file import StagedFile
 from stoker.storage.types import PutData
@@ -166,8 +168,7 @@ class Writer(ABC):
     ) -> None:
         given = options.get("max_workers")
         threads = _DEFAULT_THREADS if given is None else given
-        if threads < 1:
-            raise ConfigError(f"max_workers={threads}: at least 1")
+        at_least(1, max_workers=threads)
         self._state = _WriterState()
         self._destination = open_destination(
             out, remote, options.get("keep_local", False), options.get("storage_options"), options.get("retry", 5)
@@ -307,6 +308,14 @@ class Writer(ABC):
         self._state.closed = how
         if self._progress is not None:
             self._progress.stop()
+
+
+def check_encoding(column: str, encoding: str) -> None:
+    """Check that a column's encoding exists."""
+    try:
+        get_encoding(encoding)
+    except FormatError as error:
+        raise ConfigError(f"column {column!r}: {error}") from None
 
 
 def check_hash_names(hashes: str | Sequence[str] | None) -> list[str]:

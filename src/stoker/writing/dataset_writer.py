@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.digests import hash_hex
-from stoker.errors import ConfigError, EncodingError, FormatError
+from stoker.errors import EncodingError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET
 from stoker.formats.common.compression import parse_compression
@@ -40,10 +40,8 @@ class DatasetWriter(Writer):
         compression = options.get("compression") or None
         self._hashes = check_hash_names(options.get("hashes"))
         size_limit = check_size_limit(options.get("size_limit", 1 << 26))
-        try:
-            self._codec = None if compression is None else parse_compression(compression)
-        except FormatError as error:
-            raise ConfigError(str(error)) from None
+        self.check_compression(compression)
+        self._codec = None if compression is None else parse_compression(compression)
         self._encoder: RecordEncoder = make_encoder(
             {"compression": compression, "hashes": self._hashes, "size_limit": size_limit}
         )

@@ -9,14 +9,13 @@ from typing import Any, Final, Unpack
 import numpy as np
 
 from stoker.arguments import checked
-from stoker.errors import ConfigError, CorruptDataError, FormatError
+from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.common.records import batch_length, blame, check_sample
 from stoker.formats.indexed_binary import DTYPES, index_bytes, read_index
-from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.mds.encodings.base import UnfitValueError, describe
 from stoker.storage import Store
 from stoker.types import Array
-from stoker.writing.base import FileSetWriter, WriterOptions
+from stoker.writing.base import FileSetWriter, WriterOptions, check_encoding
 from stoker.writing.destination import OutPath
 
 ENDS: Final = (".bin", ".idx")
@@ -35,10 +34,7 @@ def tokens_of(columns: Mapping[str, str]) -> tuple[str, np.dtype[Any], int | Non
             f"Megatron's files hold one column, of tokens, not {', '.join(sorted(columns)) or 'none'}: leave the others out"
         )
     ((name, encoding),) = columns.items()
-    try:
-        get_encoding(encoding)
-    except FormatError as error:
-        raise ConfigError(f"column {name!r}: {error}") from None
+    check_encoding(name, encoding)
     head, _, rest = encoding.partition(":")
     dtype, _, shape = rest.partition(":")
     if head != "ndarray" or dtype not in DTYPES.values() or "," in shape:

@@ -9,15 +9,14 @@ from typing import Any, Final, Unpack
 
 from stoker.arguments import checked
 from stoker.catalog.unindexed.inspect_headers import StoreSource
-from stoker.errors import ConfigError, CorruptDataError, FormatError, MissingPackageError, StokerError
+from stoker.errors import ConfigError, CorruptDataError, MissingPackageError, StokerError
 from stoker.formats.common.inspect_header import ByteSourceFile
 from stoker.formats.common.records import batch_length, blame, check_sample
-from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.mds.encodings.base import UnfitValueError
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.columns import ParquetColumn, read_declared, schema_of, stored, stored_to_arrow, to_arrow
 from stoker.storage import Store
-from stoker.writing.base import FileSetWriter, WriterOptions
+from stoker.writing.base import FileSetWriter, WriterOptions, check_encoding
 from stoker.writing.destination import OutPath
 
 _GROUP_BYTES: Final = 16 << 20
@@ -92,10 +91,7 @@ class ParquetWriter(FileSetWriter):
     ) -> None:
         self._columns = tuple(columns)
         for column in self._columns:
-            try:
-                get_encoding(column.encoding)
-            except FormatError as error:
-                raise ConfigError(f"column {column.name!r}: {error}") from None
+            check_encoding(column.name, column.encoding)
         compression = options.get("compression") or None
         self._codec = check_compression(compression)
         declared = {column.name: column.encoding for column in self._columns}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, ClassVar, Final, Protocol, Unpack
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.display import unknown_name
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.registry import format_name, format_names, load
@@ -178,8 +178,7 @@ class TarWriter(EncoderWriter):
         first: int | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
-        if first is not None and first < 0:
-            raise ConfigError(f"first={first}: the number of a sample, at least 0")
+        at_least(0, first=first)
         super().__init__(columns, out, remote, **options)
         encoder: Any = self._encoder
         encoder.begin(self.samples_written if first is None else first, self.samples_written)

@@ -14,7 +14,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.formats.registry import load
 from stoker.order.shuffle.bijection import permute
 from stoker.tokens.batch import LMBatch
-from stoker.tokens.layouts.bin_packing import PackedRows, TooLong, check_too_long
+from stoker.tokens.layouts.bin_packing import PackedRows, TooLong
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import TokenSource
@@ -93,7 +93,7 @@ class TokenLayout(ABC):
         too_long: what becomes of documents that are longer than a row, where the layout asks.
 
     Raises:
-        ConfigError: there is no ``pad_id`` and the layout needs one, or ``too_long`` is unknown.
+        ConfigError: there is no ``pad_id`` and the layout needs one.
 
     Attributes:
         name: for ``layout=``.
@@ -118,7 +118,6 @@ class TokenLayout(ABC):
     salvage: bool = False
 
     def __init__(self, settings: LMSettings, too_long: TooLong) -> None:
-        check_too_long(too_long)
         if self.needs_padding:
             settings.padding(f"the {self.name} layout")
         self.settings = settings
@@ -217,8 +216,6 @@ def make_layout(name: LayoutName, settings: LMSettings, too_long: TooLong) -> To
 
     ``too_long`` is for ``"pack"`` alone.
     """
-    if name not in LAYOUTS:
-        raise ConfigError(f"layout={name!r} is unknown; known: {', '.join(LAYOUTS)}")
     made = layout_class(name)(settings, too_long)
     if too_long != "split" and name != "pack":
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -184,7 +184,6 @@ def pack_documents(documents: Ragged, settings: LMSettings, too_long: TooLong) -
 
 def split(documents: Ragged, settings: LMSettings, too_long: TooLong) -> tuple[Ids, Ids, Ids, tuple[int, int]]:
     """Spans that fit a row: their documents, first tokens and lengths; and what was cut off."""
-    check_too_long(too_long)
     whole = full_lengths(documents.lengths, settings)
     size = settings.seq_len
     rows = np.flatnonzero(whole)
@@ -218,9 +217,3 @@ def into_rows(documents: Ids, firsts: Ids, lengths: Ids, row: Ids, cut: tuple[in
     before = np.concatenate([np.zeros(1, dtype=np.int64), ends])[bounds[:-1]]
     columns = ends - lengths - np.repeat(before, np.diff(bounds))
     return PackedRows(documents[order], firsts[order], lengths, columns, bounds, cut)
-
-
-def check_too_long(too_long: TooLong) -> None:
-    """See that ``too_long=`` is known."""
-    if too_long not in get_args(TooLong):
-        raise ConfigError(f"too_long={too_long!r} is unknown; known: {', '.join(get_args(TooLong))}")

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.arguments import at_least
 from stoker.errors import ConfigError, StateError
 from stoker.integers import mix
 from stoker.tokens.batch import Extents, LMBatch
@@ -138,8 +139,7 @@ class Joiner:
     """
 
     def __init__(self, settings: LMSettings, batch_size: int, *, state: Mapping[str, Any] | None = None) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"batch_size={batch_size}: must be at least 1")
+        at_least(1, batch_size=batch_size)
         self._settings = settings
         self._batch_size = batch_size
         self._parts: deque[_Part] = deque()

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.arguments import at_least, checked
 from stoker.errors import ConfigError, CorruptDataError, StateError
 from stoker.integers import ranges
 from stoker.tokens.batch import LMBatch
@@ -29,7 +30,6 @@ from stoker.tokens.layouts.bin_packing import (
     PackedRows,
     TooLong,
     best_fit,
-    check_too_long,
     into_rows,
     pack_documents,
     split,
@@ -72,6 +72,7 @@ class Packer:
         StateError: the state is of a packer with other settings.
     """
 
+    @checked
     def __init__(
         self,
         settings: LMSettings,
@@ -87,11 +88,7 @@ class Packer:
         tokens = (
             max(_TOKENS_A_BLOCK, _ROWS_A_BLOCK * settings.seq_len) if lookahead_tokens is None else lookahead_tokens
         )
-        if batch_size < 1 or lookahead < 1 or tokens < 1:
-            raise ConfigError(
-                f"batch_size={batch_size}, lookahead={lookahead}, lookahead_tokens={tokens}: each must be at least 1"
-            )
-        check_too_long(too_long)
+        at_least(1, batch_size=batch_size, lookahead=lookahead, lookahead_tokens=tokens)
         self._settings = settings
         self._batch_size = batch_size
         self._lookahead = lookahead

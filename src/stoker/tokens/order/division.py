@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 import numpy as np
 
@@ -250,10 +250,8 @@ def divide(
         partial: whether amounts that do not fill a part's last unit are a unit.
 
     Raises:
-        ConfigError: fewer files than ranks, or row groups, where the caller insists on them; or an unknown granularity.
+        ConfigError: fewer files than ranks, or row groups, where the caller insists on them.
     """
-    if granularity is not None and granularity not in get_args(Granularity):
-        raise ConfigError(f"granularity={granularity!r} is unknown; known: {', '.join(get_args(Granularity))}, or None")
     said: list[str] = []
     for kind in ("file", "row_group"):
         if granularity not in (None, kind):

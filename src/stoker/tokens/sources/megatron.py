@@ -13,6 +13,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
+from stoker.arguments import at_least
 from stoker.errors import ConfigError, CorruptDataError, EncodingError
 from stoker.formats.indexed_binary import DTYPES, index_bytes, read_index
 from stoker.storage import open_store
@@ -46,8 +47,7 @@ class RawTokens:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         if self.dtype.kind not in "iu":
             raise ConfigError(f"dtype={self.dtype}: tokens are integers, like uint16")
-        if header_bytes < 0:
-            raise ConfigError(f"header_bytes={header_bytes}: must not be negative")
+        at_least(0, header_bytes=header_bytes)
         self._file = map_file(self.path)
         data = np.frombuffer(self._file, np.uint8)
         if not header_bytes and data.size >= 1024 and int.from_bytes(bytes(data[:4]), "little") in _LLM_C:
@@ -73,8 +73,7 @@ class RawTokens:
     def read(self, first: int = 0, stop: int | None = None) -> Ragged:
         """Tokens ``[first, stop)``, all by default, as one document, without a copy."""
         stop = len(self) if stop is None else stop
-        if not 0 <= first <= stop <= len(self):
-            raise ConfigError(f"{self.path} has {len(self)} tokens: there are no tokens {first} to {stop}")
+        _check_range(self.path, "tokens", first, stop, len(self))
         self.check()
         return Ragged(self.tokens[first:stop], np.array([0, stop - first], dtype=np.int64), where=self.path)
 
@@ -143,8 +142,7 @@ class MegatronFile:
             ConfigError: there are no such sequences.
         """
         stop = len(self) if stop is None else stop
-        if not 0 <= first <= stop <= len(self):
-            raise ConfigError(f"{self._data} has {len(self)} sequences: there are no sequences {first} to {stop}")
+        _check_range(self._data, "sequences", first, stop, len(self))
         return self._rows(np.arange(first, stop, dtype=np.int64))
 
     def documents(self, first: int = 0, stop: int | None = None) -> Ragged:
@@ -154,10 +152,7 @@ class MegatronFile:
             ConfigError: there are no such documents.
         """
         stop = self.num_documents if stop is None else stop
-        if not 0 <= first <= stop <= self.num_documents:
-            raise ConfigError(
-                f"{self._data} has {self.num_documents} documents: there are no documents {first} to {stop}"
-            )
+        _check_range(self._data, "documents", first, stop, self.num_documents)
         low, high = (int(self.borders[first]), int(self.borders[stop])) if self.borders.size else (0, 0)
         rows = self._rows(np.arange(low, high, dtype=np.int64))
         offsets = rows.offsets[self.borders[first : stop + 1] - low] if self.borders.size else rows.offsets[:1]
@@ -165,10 +160,8 @@ class MegatronFile:
 
     def take(self, rows: Ids) -> Ragged:
         """These sequences, in this order, each in ``[0, len)``."""
-        if rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
-            raise ConfigError(
-                f"{self._data} has {len(self)} sequences: there are no sequences {int(rows.min())} to {int(rows.max())}"
-            )
+        if rows.size:
+            _check_range(self._data, "sequences", int(rows.min()), int(rows.max()) + 1, len(self))
         return self._rows(rows)
 
     def _rows(self, rows: Ids) -> Ragged:
@@ -287,3 +280,8 @@ class MegatronWriter:
 def _prefix(path: str | os.PathLike[str]) -> str:
     name = os.fspath(path)
     return name[:-4] if name.endswith((".bin", ".idx")) else name
+
+
+def _check_range(path: str, what: str, first: int, stop: int, count: int) -> None:
+    if not 0 <= first <= stop <= count:
+        raise ConfigError(f"{path} has {count} {what}: there are no {what} {first} to {stop}")

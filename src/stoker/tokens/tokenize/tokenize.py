@@ -12,11 +12,11 @@ from collections.abc import Generator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import numpy as np
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.concurrency.processes import TaskProcesses
 from stoker.concurrency.ray_tasks import on_ray
 from stoker.display import nearest
@@ -285,13 +285,8 @@ def tokenize(
         MissingPackageError: ``tokenizers``, or Ray for ``engine="ray"``, is not installed.
     """
     began = time.monotonic()
-    if format not in get_args(OutputFormat):
-        raise ConfigError(f"format={format!r} is unknown; known: {', '.join(get_args(OutputFormat))}")
     row_group_tokens, file_tokens = parse_count(row_group_tokens), parse_count(file_tokens)
-    if (processes is not None and processes < 1) or row_group_tokens < 1 or file_tokens < 1:
-        raise ConfigError(
-            f"processes={processes}, row_group_tokens={row_group_tokens}, file_tokens={file_tokens}: at least 1"
-        )
+    at_least(1, processes=processes, row_group_tokens=row_group_tokens, file_tokens=file_tokens)
     if not output_column or column == "":
         raise ConfigError(f"column={column!r}, output_column={output_column!r}: a column's name must not be empty")
     job, vocab_size = make_job(tokenizer, append_eos, add_special_tokens, parse_special_tokens)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.concurrency.processes import TaskProcesses
 from stoker.concurrency.ray_tasks import on_ray
 from stoker.errors import ConfigError
@@ -115,8 +115,7 @@ def generate(
         processes = 1
     alone = engine == "local" and processes == 1
     threads = (processor_count() if alone else 1) if threads is None else threads
-    if (processes is not None and processes < 1) or threads < 1:
-        raise ConfigError(f"processes={processes}, threads={threads}: at least 1")
+    at_least(1, processes=processes, threads=threads)
     workers = _Workers(engine, processes, threads)
     if not 0 <= host[0] < host[1]:
         raise ConfigError(f"host={host}: expected a number from 0 and how many hosts there are, such as (0, 4)")
