@@ -107,10 +107,10 @@ ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "max_workers=0": (
         lambda data: MDSWriter({"id": "int"}, f"{data}-to", max_workers=0),
-        "max_workers must be at least 1, got 0",
+        "max_workers must be at least 1",
     ),
     "size_limit=''": (lambda data: MDSWriter({"id": "int"}, f"{data}-to", size_limit=""), "'' is not"),
-    "first=-1": (lambda data: open_writer("tar", {"txt": "str"}, f"{data}-to", first=-1), "first=-1"),
+    "first=-1": (lambda data: open_writer("tar", {"txt": "str"}, f"{data}-to", first=-1), "first must be at least 0"),
     "coordination(smallest=0)": (lambda data: leased(data, smallest=0), "coordination: smallest must be at least 1"),
     "coordination(multiple=5)": (
         lambda data: leased(data, multiple=5),

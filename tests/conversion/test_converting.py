@@ -603,7 +603,7 @@ def test_the_command_converts_and_tells_scripts_what_it_did(
         ({"compression": "lzma9"}, "lzma9"),
         ({"to": "parquet", "hashes": "sha1"}, "no index"),
         ({"engine": "spark"}, "engine must be 'local' or 'ray', got 'spark'"),
-        ({"processes": 0}, "processes=0"),
+        ({"processes": 0}, "processes must be at least 1, got 0"),
         ({"format_options": {"separator": ";"}}, "says all of that itself"),
         ({"decode": True}, "decode=True hands images to a transform"),
         ({"size_limit": "0"}, "size_limit"),

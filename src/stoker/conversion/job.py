@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 
 from stoker.conversion.sinks import ShardSettings, file_sizes
 from stoker.conversion.source import ConversionSource
 from stoker.conversion.values import ColumnPlan, Transform
-from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, SourceChangedError
+from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.index.index import INDEX_NAME, Index
 from stoker.integers import mix
 from stoker.order.selection import Split
@@ -28,7 +28,14 @@ from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 from stoker.reading.bad_samples import BadSamples
 from stoker.storage import Store, is_local, join_url, open_store
-from stoker.storage.job_record import JobRecord, changed_files, read_record, remove_partial_files, write_record
+from stoker.storage.job_record import (
+    JobRecord,
+    changed_files,
+    other_job,
+    read_record,
+    remove_partial_files,
+    write_record,
+)
 from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput
 from stoker.types import Ids, StorageOptions
 from stoker.writing.destination import delete_all, publish
@@ -196,12 +203,9 @@ def done_before(job: ConversionJob, about: Mapping[str, Any], *, resume: bool) -
     record = _record(store, resume=resume)
     if record is None or record.done is None:
         return None
-    differences = _differences(record, about)
-    if not resume or differences:
-        of = f" of another source or with other settings ({differences})" if differences else ""
-        raise ConfigError(
-            f"{store.url} holds a finished conversion{of}: convert to another place, or remove what is there"
-        )
+    if not resume or record.differences(about):
+        remedy = "convert to another place, or remove what is there"
+        raise other_job(record, about, f"{store.url} holds a finished conversion", remedy)
     _check_whole(store, record.done)
     # What a run has left that was killed after it had finished.
     remove_partial_files(store)
@@ -228,14 +232,14 @@ def begin(
             changed = {name for name in {**began, **versions} if began.get(name) != versions.get(name)}
             shards = [job.arrangement.located(*job.bounds[number : number + 2].tolist())[0] for number in notes]
             if shards and not changed.isdisjoint(job.source.files(np.unique(np.concatenate(shards)))):
-                _refuse(store, record, about, versions)
+                raise _other(store, record, about, versions)
             _keep(job, store, about, versions)
         return notes
     if store.exists(_RECORD):
         # A run that has written nothing yet leaves nothing to resume.
         if resume and not all(_is_before_output(item.key) for item in store.list()):
             assert record is not None
-            _refuse(store, record, about, versions)
+            raise _other(store, record, about, versions)
         _clear(store)
     unfinished(job.destination, job.storage_options)
     remove_partial_files(store)
@@ -245,15 +249,14 @@ def begin(
     return {}
 
 
-def _refuse(store: Store, record: JobRecord, about: Mapping[str, Any], versions: Mapping[str, str]) -> NoReturn:
+def _other(store: Store, record: JobRecord, about: Mapping[str, Any], versions: Mapping[str, str]) -> ConfigError:
     began = _read_json(store, _SOURCE)
-    files = "" if began is None else changed_files(began, versions)
-    error = SourceChangedError if files else ConfigError
-    raise error(
-        f"{store.url} holds an unfinished conversion of another source or with other settings "
-        f"({_differences(record, about, files)}). Nothing was overwritten. Continue with the old source and settings, or "
-        "start again with resume=False (--restart)"
+    remedy = (
+        "Nothing was overwritten. Continue with the old source and settings, or start again with resume=False "
+        "(--restart)"
     )
+    changed = "" if began is None else changed_files(began, versions)
+    return other_job(record, about, f"{store.url} holds an unfinished conversion", remedy, changed)
 
 
 def _keep(job: ConversionJob, store: Store, about: Mapping[str, Any], versions: Mapping[str, str]) -> None:
@@ -327,16 +330,6 @@ def _record(store: Store, *, resume: bool) -> JobRecord | None:
         return None
 
 
-def _differences(record: JobRecord, about: Mapping[str, Any], files: str = "") -> str:
-    told = [
-        f"the source's files were changed since it began{files and ': '}{files}"
-        if name == FILES
-        else f"{name} was {_short(record.about.get(name))}, is {_short(json.loads(json.dumps(about[name])))}"
-        for name in record.differences(about)
-    ]
-    return "; ".join(told)
-
-
 def _check_whole(store: Store, done: Mapping[str, Any]) -> None:
     """Check that the files of a finished conversion are there."""
     sizes = [
@@ -395,8 +388,3 @@ def _clear(store: Store) -> None:
 
 def _note(number: int) -> str:
     return f"{WORK}/task-{number:05}.json"
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.errors import AccessDeniedError, CorruptDataError, ObjectNotFoundError, SourceChangedError
+from stoker.errors import AccessDeniedError, ConfigError, CorruptDataError, ObjectNotFoundError, SourceChangedError
 from stoker.storage import Store, is_local
 from stoker.storage.local import remove_unfinished
 from stoker.storage.versions import local_version, same_version, stable_version
@@ -103,6 +103,28 @@ class JobRecord:
         """Names of the settings that are not those of this record."""
         plain = json.loads(json.dumps(about))
         return [name for name in plain if self.about.get(name) != plain[name]]
+
+
+def other_job(record: JobRecord, about: Mapping[str, Any], what: str, remedy: str, changed: str = "") -> ConfigError:
+    """The error for ``what`` a job has left that may have been another; says what differs.
+
+    ``changed`` says which of the files were changed whose versions are in ``about``, under ``files``, where that is known.
+    """
+    plain = json.loads(json.dumps(about))
+    told = [
+        f"the source's files were changed since it began{changed and ': '}{changed}"
+        if name == "files"
+        else f"{name} was {_short(record.about.get(name))}, is {_short(plain[name])}"
+        for name in record.differences(about)
+    ]
+    of = f" of another source or with other settings ({'; '.join(told)})" if told else ""
+    error = SourceChangedError if changed else ConfigError
+    return error(f"{what}{of}{'.' if remedy[0].isupper() else ':'} {remedy}")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def read_record(store: Store, key: str) -> JobRecord | None:

@@ -246,22 +246,22 @@ def test_a_run_that_ends_leaves_nothing_that_looks_whole_and_can_be_resumed(
     whole, dst = tmp_path / "whole", tmp_path / "dst"
     options: dict[str, Any] = {"processes": 1, "file_tokens": 700, "row_group_tokens": 300}
     tokenize(source, whole, tokenizer_file, **options)
-    write = sinks.ParquetSink.write
+    write = sinks.TokenFileWriter.write_block
     seen: list[int] = []
 
-    def failing(self: sinks.ParquetSink, documents: Ragged) -> None:
+    def failing(self: sinks.TokenFileWriter, documents: Ragged) -> None:
         seen.append(len(documents))
         if len(seen) > stop:
             raise StopError
         write(self, documents)
 
-    monkeypatch.setattr(sinks.ParquetSink, "write", failing)
+    monkeypatch.setattr(sinks.TokenFileWriter, "write_block", failing)
     with pytest.raises(StopError):
         tokenize(source, dst, tokenizer_file, **options)
     assert not list(dst.glob("*.parquet"))
     with pytest.raises(ObjectNotFoundError):
         StreamingDataset(remote=dst, local=str(tmp_path / "cache"), format="parquet")
-    monkeypatch.setattr(sinks.ParquetSink, "write", write)
+    monkeypatch.setattr(sinks.TokenFileWriter, "write_block", write)
     if stop >= 7:
         with pytest.raises(ConfigError, match="other settings"):
             tokenize(source, dst, tokenizer_file, **{**options, "file_tokens": 701}, resume=True)
@@ -332,11 +332,11 @@ def test_a_killed_run_is_resumed(tmp_path: Path, tokenizer_file: Path) -> None:
         "import sys, time\n"
         "from stoker import tokenize\n"
         "from stoker.tokens.tokenize import sinks\n"
-        "write = sinks.ParquetSink.write\n"
+        "write = sinks.TokenFileWriter.write_block\n"
         "def slow(self, documents):\n"
         "    write(self, documents)\n"
         "    time.sleep(0.01)\n"
-        "sinks.ParquetSink.write = slow\n"
+        "sinks.TokenFileWriter.write_block = slow\n"
         f"tokenize({str(source)!r}, {str(dst)!r}, {str(tokenizer_file)!r}, **{options!r})\n"
     )
     process = start_script(script)
@@ -359,21 +359,21 @@ def test_mds_is_resumed(tmp_path: Path, tokenizer_file: Path, monkeypatch: pytes
     monkeypatch.setattr(texts, "_BLOCK", 2000)
     source = sources(tmp_path / "src", "jsonl")
     options: dict[str, Any] = {"processes": 1, "format": "mds", "compression": None}
-    write = sinks.MDSSink.write
+    write = sinks.TokenShardWriter.write_block
     blocks: list[int] = []
 
-    def failing(self: sinks.MDSSink, documents: Ragged) -> None:
+    def failing(self: sinks.TokenShardWriter, documents: Ragged) -> None:
         blocks.append(len(documents))
         if len(blocks) > 4:
-            self._writer.finish()  # all shards are stored, and then the index is lost
+            self.finish()  # all shards are stored, and then the index is lost
             (tmp_path / "dst" / "index.json").unlink()
             raise StopError
         write(self, documents)
 
-    monkeypatch.setattr(sinks.MDSSink, "write", failing)
+    monkeypatch.setattr(sinks.TokenShardWriter, "write_block", failing)
     with pytest.raises(StopError):
         tokenize(source, tmp_path / "dst", tokenizer_file, **options)
-    monkeypatch.setattr(sinks.MDSSink, "write", write)
+    monkeypatch.setattr(sinks.TokenShardWriter, "write_block", write)
     with pytest.raises(ConfigError, match="without an index"):
         tokenize(source, tmp_path / "dst", tokenizer_file, **options)
     tokenize(source, tmp_path / "dst", tokenizer_file, **options, resume=True)
@@ -389,8 +389,8 @@ def _stopped(
     source: Path, dst: Path | str, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> None:
     """A run that ends after 20 blocks."""
-    sink = sinks.MDSSink if options.get("format") == "mds" else sinks.ParquetSink
-    write = sink.write
+    sink = sinks.TokenShardWriter if options.get("format") == "mds" else sinks.TokenFileWriter
+    write = sink.write_block
     seen: list[int] = []
 
     def failing(self: Any, documents: Ragged) -> None:
@@ -400,7 +400,7 @@ def _stopped(
         write(self, documents)
 
     with monkeypatch.context() as patched:
-        patched.setattr(sink, "write", failing)
+        patched.setattr(sink, "write_block", failing)
         with pytest.raises(StopError):
             tokenize(source, dst, tokenizer_file, **options)
 
@@ -425,7 +425,7 @@ def test_text_that_was_changed_is_not_resumed(
         tokenize(source, tmp_path / "dst", tokenizer_file, **options, resume=True)
     assert {path: path.read_bytes() for path in tmp_path.rglob("dst/**/*") if path.is_file()} == left
     tokenize(source, tmp_path / "dst", tokenizer_file, **options, exist_ok=True)
-    with pytest.raises(ConfigError, match=r"holds finished tokens of other .*special_tokens was"):
+    with pytest.raises(ConfigError, match=r"holds finished tokens of another .*special_tokens was"):
         tokenize(source, tmp_path / "dst", tokenizer_file, **options, add_special_tokens=True, resume=True)
 
 
@@ -434,13 +434,13 @@ def test_text_that_is_changed_meanwhile_makes_no_dataset(
 ) -> None:
     source = sources(tmp_path / "src", "jsonl")
     file = next(path for path in [source, *source.glob("*")] if path.is_file())
-    finish = sinks.ParquetSink.write
+    finish = sinks.TokenFileWriter.write_block
 
-    def late(self: sinks.ParquetSink, documents: Ragged) -> None:
+    def late(self: sinks.TokenFileWriter, documents: Ragged) -> None:
         finish(self, documents)
         os.utime(file)
 
-    monkeypatch.setattr(sinks.ParquetSink, "write", late)
+    monkeypatch.setattr(sinks.TokenFileWriter, "write_block", late)
     with pytest.raises(SourceChangedError, match=f"changed while they were read .*{file.name} was changed"):
         tokenize(source, tmp_path / "dst", tokenizer_file, processes=1)
     assert not (tmp_path / "dst").exists()
@@ -677,11 +677,11 @@ def test_bad_files_are_reported(tmp_path: Path, tokenizer_file: Path) -> None:
 def test_arguments_that_make_no_sense_are_refused(tmp_path: Path, tokenizer_file: Path) -> None:
     source = write_parquet(tmp_path / "a.parquet", ["the"])
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"processes": 0}, "processes=0"),
+        ({"processes": 0}, "processes must be at least 1"),
         ({"format": "csv"}, "format must be 'parquet' or 'mds', got 'csv'"),
         ({"append_eos": "</s>"}, "no such token"),
         ({"append_eos": 400000}, "append_eos=400000"),
-        ({"file_tokens": 0}, "file_tokens=0"),
+        ({"file_tokens": 0}, "file_tokens must be at least 1"),
     ]
     for options, message in wrong:
         with pytest.raises(ConfigError, match=message):

@@ -7,26 +7,33 @@ import fcntl
 import json
 import os
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 import numpy as np
 
 from stoker.display import unknown_name
-from stoker.errors import ConfigError, CorruptDataError, SourceChangedError, StokerError
+from stoker.errors import ConfigError, CorruptDataError, StokerError
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.index.index import INDEX_NAME
 from stoker.storage import Store, is_local
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.staged_file import StagedFile
-from stoker.storage.job_record import JobRecord, changed_files, read_record, remove_partial_files, write_record
+from stoker.storage.job_record import (
+    JobRecord,
+    changed_files,
+    other_job,
+    read_record,
+    remove_partial_files,
+    write_record,
+)
 from stoker.storage.unfinished import MARK
 from stoker.tokens.sources.ragged import Ragged
-from stoker.writing.base import FileSetWriter, Writer, WriterOptions
-from stoker.writing.destination import Destination, OutPath, open_destination
+from stoker.writing.base import FileSetWriter, WriterOptions
+from stoker.writing.destination import OutPath, open_destination
 from stoker.writing.parquet_writer import read_parquet_footer
 from stoker.writing.shard_formats import MDSWriter
 
@@ -83,76 +90,57 @@ def finished_before(store: Store, job: JobRecord, *, resume: bool, exist_ok: boo
     return None
 
 
-def _other(record: JobRecord, job: JobRecord, what: str, remedy: str) -> ConfigError:
-    """The error for what another job has left, with what differs."""
-    files = changed_files(record.about.get("files", {}), job.about["files"])
-    names = [name for name in record.differences(job.about) if name != "files"]
-    told = [f"{name} was {record.about.get(name)!r}, is {job.about[name]!r}" for name in names]
-    told += [f"files were changed since: {files}"] if files else []
-    error = SourceChangedError if files else ConfigError
-    return error(f"{what} of other files or with other settings ({'; '.join(told)}): {remedy}")
+class TokenSink:
+    """A directory or URL that takes documents block by block, while it is used in a ``with`` statement.
 
-
-class TokenSink(ABC):
-    """Takes documents block by block, and writes them to a directory or a URL.
-
-    Only what was written by the same job, settings and versions of the files of text, can be continued.
+    At the statement's end what was written counts. After an exception it does not, and what can be continued stays. Only what
+    was written by the same job, settings and versions of the files of text, can be continued.
 
     Attributes:
-        blocks: that are stored already, and need not be tokenized again.
+        writer: of the files.
+        resumed: blocks that are stored already, and need not be tokenized again.
     """
 
-    blocks = 0
-
-    def __init__(self, store: Store, column: TokenColumn, job: JobRecord, options: WriterOptions) -> None:
+    def __init__(
+        self,
+        store: Store,
+        kind: type[TokenFileWriter | TokenShardWriter],
+        column: TokenColumn,
+        job: JobRecord,
+        options: WriterOptions,
+    ) -> None:
         self._store = store
         self._job = job
-        self._seen = 0
         self._lock = _lock(store)
+        resume = options.get("resume", False)
         try:
-            _refuse_partial(store, resume=options.get("resume", False))
-            if options.get("resume", False):
+            _refuse_partial(store, resume=resume)
+            if resume:
                 self._check_left()
                 remove_partial_files(store)
-            self._writer = self._open(column, options)
+            destination = open_destination(store.url, storage_options=options.get("storage_options"))
+            destination.appends = False
+            self.writer = kind(destination, column, options)
+            self.resumed = self.writer.blocks
             write_record(store, _RECORD, job)  # before any file
         except BaseException:
             self._close()
             raise
 
-    @property
-    @abstractmethod
-    def files(self) -> int:
-        """Number of files written; known in the end."""
+    def __enter__(self) -> Self:
+        return self
 
-    @abstractmethod
-    def _open(self, column: TokenColumn, options: WriterOptions) -> Writer:
-        """The writer of the files."""
-
-    def _destination(self, options: WriterOptions) -> Destination:
-        """The destination of the writer."""
-        found = open_destination(self._store.url, storage_options=options.get("storage_options"))
-        found.appends = False
-        return found
-
-    @abstractmethod
-    def write(self, documents: Ragged) -> None:
-        """Take the documents of the next block; none of them is empty."""
-
-    @abstractmethod
-    def _done(self) -> dict[str, int]:
-        """Counts for the record of the finished job."""
-
-    def finish(self) -> None:
-        """Make what was written count."""
-        self._writer.finish()
-        write_record(self._store, _RECORD, replace(self._job, done=self._done()))
-        self._close()
-
-    def abort(self) -> None:
-        """Stop; what can be continued stays, and does not count."""
-        self._writer.abort()
-        self._close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is not None:
+                self.writer.abort()
+                return
+            self.writer.finish()
+            write_record(self._store, _RECORD, replace(self._job, done=self.writer.done))
+        finally:
+            self._close()
 
     def _close(self) -> None:
         """Let others write there, and leave nothing where nothing was written."""
@@ -183,58 +171,42 @@ class TokenSink(ABC):
         raise _other(record, self._job, f"{store.url} holds unfinished tokens", remedy)
 
 
-class ParquetSink(TokenSink):
-    """Parquet files of tokens; see :class:`TokenFileWriter`. A file in which all is as before need not be made again."""
-
-    _writer: TokenFileWriter
-
-    @property
-    def files(self) -> int:
-        return self._writer.files
-
-    def _open(self, column: TokenColumn, options: WriterOptions) -> TokenFileWriter:
-        writer = TokenFileWriter(self._destination(options), column, options)
-        self.blocks = writer.samples_written
-        return writer
-
-    def write(self, documents: Ragged) -> None:
-        self._writer.write_block(documents)
-
-    def _done(self) -> dict[str, int]:
-        return {"files": self.files, "blocks": self._writer.samples_written}
+def _other(record: JobRecord, job: JobRecord, what: str, remedy: str) -> ConfigError:
+    changed = changed_files(record.about.get("files", {}), job.about["files"])
+    return other_job(record, job.about, what, remedy, changed)
 
 
-class MDSSink(TokenSink):
-    """MDS shards with one column of arrays. A run that resumes tokenizes all again, and stores what is not stored yet."""
+class TokenShardWriter(MDSWriter):
+    """Writes MDS shards with one column of arrays. One that resumes is given all again, and stores what is not stored yet."""
 
-    _writer: MDSWriter
+    blocks = 0
 
-    @property
-    def files(self) -> int:
-        return _count_files(self._store)
-
-    def _open(self, column: TokenColumn, options: WriterOptions) -> MDSWriter:
-        self._name, self._dtype = column.name, column.dtype
+    def __init__(self, out: OutPath, column: TokenColumn, options: WriterOptions) -> None:
+        self._column = column
         given: WriterOptions = {**options, "compression": column.compression}
-        writer = MDSWriter(
-            {column.name: f"ndarray:{column.dtype.name}"},
-            self._destination(options),
-            **given,
-        )
-        self._skip = writer.samples_written
-        return writer
+        super().__init__({column.name: f"ndarray:{column.dtype.name}"}, out, **given)
+        self._skip = self.samples_written
+        self._seen = 0
 
-    def write(self, documents: Ragged) -> None:
+    @property
+    def files(self) -> int:
+        """Number of files that are there."""
+        return _count_files(self._destination.main)
+
+    @property
+    def done(self) -> dict[str, int]:
+        """Counts for the record of the finished job."""
+        return {"blocks": self._seen}
+
+    def write_block(self, documents: Ragged) -> None:
+        """Add the documents of a block; none of them is empty."""
         self._seen += 1
         skipped = min(self._skip, len(documents))
         self._skip -= skipped
-        values, offsets = documents.values.astype(self._dtype, copy=False), documents.offsets.tolist()
+        values, offsets = documents.values.astype(self._column.dtype, copy=False), documents.offsets.tolist()
         rows = [values[a:b] for a, b in zip(offsets[skipped:], offsets[skipped + 1 :], strict=False)]
         if rows:
-            self._writer.write_batch({self._name: rows})
-
-    def _done(self) -> dict[str, int]:
-        return {"blocks": self._seen}
+            self.write_batch({self._column.name: rows})
 
 
 class TokenFileWriter(FileSetWriter):
@@ -243,6 +215,9 @@ class TokenFileWriter(FileSetWriter):
     They are fast to read: row groups of a given number of tokens, whose statistics say how many there are; plain pages where
     they are not compressed, and otherwise numbers of dictionary entries, which take half the space of ids, and less time to
     decompress. What is counted as its samples are blocks of text.
+
+    Attributes:
+        blocks: that were stored before. A file in which all is as before is not made again.
     """
 
     stem = "tokens"
@@ -259,6 +234,7 @@ class TokenFileWriter(FileSetWriter):
         self._schema = pa.schema([pa.field(column.name, self._type, nullable=False)], metadata=metadata)
         identity = {"column": column.name, "dtype": column.dtype.name}
         super().__init__(out, None, identity, {**options, "max_workers": 1}, column.compression)
+        self.blocks = self._samples
         self._file: StagedFile | None = None
         self._parquet: Any = None
         self._waiting: list[Ragged] = []
@@ -269,6 +245,11 @@ class TokenFileWriter(FileSetWriter):
     def files(self) -> int:
         """Number of files that were ended."""
         return self._number
+
+    @property
+    def done(self) -> dict[str, int]:
+        """Counts for the record of the finished job."""
+        return {"files": self._number, "blocks": self._samples}
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a document, as a block of its own: the column's name to its tokens."""

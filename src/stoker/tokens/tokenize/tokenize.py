@@ -26,7 +26,7 @@ from stoker.storage import is_local, open_store
 from stoker.storage.files.regular import read_regular
 from stoker.storage.job_record import JobRecord, check_unchanged, stable_versions
 from stoker.tokens.sources.ragged import Ragged
-from stoker.tokens.tokenize.sinks import MDSSink, ParquetSink, TokenColumn, finished_before
+from stoker.tokens.tokenize.sinks import TokenColumn, TokenFileWriter, TokenShardWriter, TokenSink, finished_before
 from stoker.tokens.tokenize.texts import TextBlock, Texts, find_texts
 from stoker.types import Array, Engine, Ids, StorageOptions
 from stoker.units import parse_count
@@ -319,44 +319,40 @@ def tokenize(
     options: WriterOptions = {"resume": resume, "exist_ok": exist_ok}
     if is_local(dst) is None:
         options["storage_options"] = storage_options
-    sink = (MDSSink if format == "mds" else ParquetSink)(store, written, record, options)
-    resumed = sink.blocks
     documents = empty = tokens = 0
-    try:
+    with TokenSink(store, TokenShardWriter if format == "mds" else TokenFileWriter, written, record, options) as sink:
         with ExitStack() as stack:
             show = None
             if progress_bar:
                 bar = ProgressBar("tokenizing", max(texts.size, 1), "bytes", counts=_COUNTS, rate_of="tokens")
                 show = stack.enter_context(bar)
-            found = stack.enter_context(closing(tokenized(texts, job, engine, processes, resumed)))
+            found = stack.enter_context(closing(tokenized(texts, job, engine, processes, sink.resumed)))
             for block, done in found:
                 counts = (0, 0)
                 if done is not None:
                     lengths = done.lengths
                     full = lengths[lengths > 0]
-                    sink.write(Ragged(done.values, np.concatenate([[0], np.cumsum(full)]).astype(np.int64)))
+                    sink.writer.write_block(
+                        Ragged(done.values, np.concatenate([[0], np.cumsum(full)]).astype(np.int64))
+                    )
                     empty += lengths.size - full.size
                     counts = (full.size, done.values.size)
                     documents, tokens = documents + counts[0], tokens + counts[1]
                 if show is not None:
                     show.advance(block.size, **dict(zip(_COUNTS, counts, strict=True)))
-            check_unchanged(
-                texts.versions, texts.versions_now(), os.fspath(src), "start again without resume=True (--resume)"
-            )
-            sink.finish()
-    except BaseException:
-        sink.abort()
-        raise
+        check_unchanged(
+            texts.versions, texts.versions_now(), os.fspath(src), "start again without resume=True (--resume)"
+        )
     return TokenizeReport(
         documents,
         empty,
         tokens,
-        sink.files,
+        sink.writer.files,
         dtype.name,
         vocab_size,
         job.eos_id,
         time.monotonic() - began,
-        resumed,
+        sink.resumed,
     )
 
 
