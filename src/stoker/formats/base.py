@@ -195,10 +195,9 @@ class ReadOptions:
     def __post_init__(self) -> None:
         decoded = decoded_memory() if self.decoded_limit is None else parse_bytes(self.decoded_limit)
         object.__setattr__(self, "decoded_bytes", decoded)
-        if self.read_threads is not None and self.read_threads < 0:
-            raise ConfigError(f"read_threads must be at least 0, got {self.read_threads}")
-        if self.read_processes is not None and self.read_processes < 1:
-            raise ConfigError(f"read_processes must be at least 1, got {self.read_processes}")
+        for name, least in (("read_threads", 0), ("read_processes", 1), ("download_threads", 1)):
+            if (number := getattr(self, name)) is not None and number < least:
+                raise ConfigError(f"{name} must be at least {least}, got {number}")
         if self.run_in == "threads" and (self.read_processes is not None or self.start_method != "spawn"):
             raise ConfigError("read_processes= and start_method= are for processes: give run_in='processes' or 'auto'")
         if self.run_in == "processes" and self.read_threads is not None:
@@ -208,8 +207,6 @@ class ReadOptions:
                 "read_threads=0 runs functions in the consumer's thread, and run_in='auto' in threads or processes: leave "
                 "out one of them"
             )
-        if self.download_threads is not None and self.download_threads < 1:
-            raise ConfigError(f"download_threads must be at least 1, got {self.download_threads}")
         if self.tune_memory is not None and self.tuned_bytes < 1:
             raise ConfigError(f"tune_memory must be at least 1 byte, got {self.tune_memory}")
         if self.tune_memory is not None and self.tune == "off":

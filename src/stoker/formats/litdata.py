@@ -50,7 +50,7 @@ from stoker.formats.litdata_values import (
     sample_tree,
     word_of,
 )
-from stoker.formats.unstacked import items_of
+from stoker.formats.unstacked import iterate_rows
 from stoker.types import Batch, Buffer, Column, HeldBytes, Ids
 
 TREES: Final = "PyTreeLoader"
@@ -447,7 +447,4 @@ class LitDataFormat(Format):
         self, shards: Sequence[LitDataShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> dict[str, Iterable[Any]]:
         """See :class:`~stoker.formats.format.Format`: numbers are Python's own, blocks of tokens arrays."""
-        return {
-            name: list(column) if isinstance(column, np.ndarray) and column.ndim > 1 else items_of(column)
-            for name, column in self.read_many(shards, which, rows, columns).items()
-        }
+        return iterate_rows(self.read_many(shards, which, rows, columns))

@@ -13,7 +13,7 @@ import math
 import re
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -59,7 +59,7 @@ class ArrayShard(PackedShard):
         """A column, rows first: mapped, or decoded now or before."""
         array = self._arrays.get(name)
         if array is None:
-            array = memory_of(self.options.decoded_bytes).get(self._shelf, name, self._decoder(name))
+            array = memory_of(self.options.decoded_bytes).get(self._shelf, name, partial(self._decoded, name))
         return array
 
     def take(self, name: str, rows: Ids) -> Column:
@@ -101,13 +101,10 @@ class ArrayShard(PackedShard):
             return values
         return taken if taken.dtype.isnative else taken.astype(taken.dtype.newbyteorder("="))
 
-    def _decoder(self, name: str) -> Callable[[], Array]:
-        def decode() -> Array:
-            array = self.decode(name)
-            self._check(name, array)
-            return array
-
-        return decode
+    def _decoded(self, name: str) -> Array:
+        array = self.decode(name)
+        self._check(name, array)
+        return array
 
     def _check(self, name: str, array: Array) -> None:
         if len(array) != self.samples:

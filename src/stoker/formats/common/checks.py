@@ -15,7 +15,7 @@ import numpy as np
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError, UnsafeDataError
 from stoker.formats.base import NO_HASHES, FileInfo, ReadOptions
 from stoker.formats.common.compression import parse_compression
-from stoker.formats.mds.encodings import Encoding, UnknownEncoding, get_encoding, mds_encoding
+from stoker.formats.mds.encodings import Encoding, RawColumn, UnknownEncoding, get_encoding, mds_encoding
 from stoker.storage.files.own import PRIVATE
 from stoker.types import Array, Column, Ids
 
@@ -365,9 +365,7 @@ def decode_values(encoding: Encoding, values: list[bytes], rows: Ids, name: str,
     try:
         return encoding.decode_values(values)
     except DECODE_ERRORS as error:
-        raise _blame(
-            encoding.decode_values, values, error, rows, f"column {name!r} ({encoding.name})", where
-        ) from error
+        raise undecodable(encoding, values, rows, name, lambda _: where, error) from error
 
 
 def decode_fixed(encoding: Encoding, stored: Array, rows: Ids, name: str, where: str) -> Column:
@@ -381,18 +379,24 @@ def decode_fixed(encoding: Encoding, stored: Array, rows: Ids, name: str, where:
     try:
         return encoding.decode_fixed(raw)
     except DECODE_ERRORS as error:
-        raise _blame(encoding.decode_fixed, raw, error, rows, f"column {name!r} ({encoding.name})", where) from error
+        raise undecodable(encoding, raw, rows, name, lambda _: where, error) from error
 
 
-def _blame(
-    decode: Callable[[Any], Any], values: Any, error: Exception, rows: Ids, column: str, where: str
+def undecodable(
+    encoding: Encoding, stored: RawColumn, rows: Ids, name: str, where: Callable[[int], str], error: Exception
 ) -> CorruptDataError:
-    """The error for the first of the values that does not decode alone; for all of them where each does."""
-    blamed = int(rows[0])
-    for index, row in enumerate(rows.tolist()):
+    """The error for the first of the values that does not decode alone; for all of them where each does.
+
+    ``where``: names the shard of a value. ``error``: of all values together.
+    """
+    blamed = 0
+    decode: Callable[[Any], Any] = encoding.decode_fixed if isinstance(stored, np.ndarray) else encoding.decode_values
+    for index in range(len(rows)):
         try:
-            decode(values[index : index + 1])
-        except DECODE_ERRORS as found:
-            error, blamed = found, row
+            decode(stored[index : index + 1])
+        except Exception as found:  # noqa: BLE001 - whatever a decoder raises is what is being looked for
+            error, blamed = found, index
             break
-    return CorruptDataError(f"{where}: sample {blamed}: {column} does not decode: {error}")
+    return CorruptDataError(
+        f"{where(blamed)}: sample {int(rows[blamed])}: column {name!r} ({encoding.name}) does not decode: {error}"
+    )

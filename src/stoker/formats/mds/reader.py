@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -24,16 +24,15 @@ from stoker.formats.common.checks import (
     parse_files,
     parse_samples,
     refuse,
+    undecodable,
     unsafe_columns,
     wanted_columns,
 )
 from stoker.formats.common.gather import address_of, gather_rows, gather_u32
 from stoker.formats.format import Format
-from stoker.formats.mds.encodings import Encoding, UnknownEncoding, mds_encoding, registered
+from stoker.formats.mds.encodings import Encoding, RawColumn, UnknownEncoding, mds_encoding, registered
 from stoker.types import Batch, Buffer, Column, Ids, Sample
 
-_NO_ROWS: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
-_NO_VALUES: list[bytes] = []
 _PAIR: Final = Struct("<2I")
 # Samples are gathered in chunks of this size where they are taken one by one.
 _CHUNK_BYTES = 2 << 20
@@ -196,23 +195,21 @@ def read_many(shards: Sequence[MDSShard], which: Ids, rows: Ids, columns: Sequen
     """
     layout = shards[0].layout
     wanted = _wanted(layout, columns, shards[0])
-    if not len(rows):
-        return {
-            name: _decode(layout.encodings[k], np.zeros((0, layout.sizes[k] or 0), np.uint8), []) for k, name in wanted
-        }
     base, begins, lengths = _find(shards, which, rows)
     batch: Batch = {}
     for k, name in wanted:
-        size = layout.sizes[k]
+        encoding, size = layout.encodings[k], layout.sizes[k]
+        decode: Callable[[Any], Column]
+        stored: Any
         if size is not None:
             at_once = not any(isinstance(shard.data, mmap) for shard in shards)
-            raw, values = _fixed(base + begins[k], size, at_once=at_once), _NO_VALUES
+            decode, stored = encoding.decode_fixed, _fixed(base + begins[k], size, at_once=at_once)
         else:
-            raw, values = _NO_ROWS, list(_slices(shards, which, begins[k], lengths[k], layout.encodings[k]))
+            decode, stored = encoding.decode_values, list(_slices(shards, which, begins[k], lengths[k], encoding))
         try:
-            batch[name] = _decode(layout.encodings[k], raw, values)
+            batch[name] = decode(stored)
         except DECODE_ERRORS as error:
-            raise _blame(shards, which, rows, layout.encodings[k], raw, values, name, error) from error
+            raise _blame(shards, which, rows, encoding, stored, name, error) from error
     return batch
 
 
@@ -226,8 +223,6 @@ def iterate_many(
     """
     layout = shards[0].layout
     wanted = _wanted(layout, columns, shards[0])
-    if not len(rows):
-        return {name: () for _, name in wanted}
     base, begins, lengths = _find(shards, which, rows)
     values: dict[str, Iterable[Any]] = {}
     for k, name in wanted:
@@ -251,7 +246,7 @@ def _fixed_items(
         try:
             items = encoding.items(encoding.decode_fixed(raw))
         except DECODE_ERRORS as error:
-            raise _blame(shards, which[chunk], rows[chunk], encoding, raw, _NO_VALUES, name, error) from error
+            raise _blame(shards, which[chunk], rows[chunk], encoding, raw, name, error) from error
         yield items
 
 
@@ -273,7 +268,7 @@ def _decoded(
             yield decode(data)
     except DECODE_ERRORS as error:
         here = slice(number, number + 1)
-        raise _blame(shards, which[here], rows[here], encoding, _NO_ROWS, [data], name, error) from error
+        raise _blame(shards, which[here], rows[here], encoding, [data], name, error) from error
 
 
 def _slices(shards: Sequence[MDSShard], which: Ids, first: Ids, length: Ids, encoding: Encoding) -> Iterator[bytes]:
@@ -346,34 +341,17 @@ def _value_bounds(
     return begins, lengths
 
 
-def _decode(encoding: Encoding, raw: NDArray[np.uint8], values: list[bytes]) -> Column:
-    if encoding.size is not None:
-        return encoding.decode_fixed(raw)
-    return encoding.decode_values(values)
-
-
 def _blame(
     shards: Sequence[MDSShard],
     which: Ids,
     rows: Ids,
     encoding: Encoding,
-    raw: NDArray[np.uint8],
-    values: list[bytes],
+    stored: RawColumn,
     name: str,
     error: Exception,
 ) -> Exception:
     """The error for the first sample of a column that does not decode. Errors of missing packages pass unchanged."""
-    index = 0
-    for index in range(len(rows)):
-        try:
-            _decode(encoding, raw[index : index + 1], values[index : index + 1])
-        except Exception as found:  # noqa: BLE001 - whatever a decoder raises is what is being looked for
-            error = found
-            break
-    return CorruptDataError(
-        f"{shards[int(which[index])].where}: sample {int(rows[index])}: column {name!r} ({encoding.name}) does not "
-        f"decode: {error}"
-    )
+    return undecodable(encoding, stored, rows, name, lambda index: shards[int(which[index])].where, error)
 
 
 # The count of samples and the end of the last one, and where each sample begins.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.arguments import checked
 from stoker.errors import ClipError, ConfigError, CorruptDataError, StokerError, import_option
-from stoker.formats.media.open_decoders import MediaHandle, OpenStream
+from stoker.formats.media.open_decoders import MediaHandle, OpenStream, check_start
 from stoker.formats.media.source import MediaSource, RangedFile
 from stoker.units import GIB, parse_bytes
 
@@ -181,8 +181,7 @@ class Audio(MediaHandle["_Decoder", AudioFacts]):
             StorageError: it can not be read.
             MissingPackageError: soundfile, soxr, or for other formats PyAV, is not installed.
         """
-        if not (math.isfinite(start) and start >= 0):
-            raise ConfigError(f"start={start!r}: a clip begins at a number of seconds from 0 on")
+        check_start(start)
         if not (math.isfinite(seconds) and seconds > 0):
             raise ConfigError(f"seconds={seconds!r}: a clip lasts a number of seconds above 0")
         _check_rate(rate)

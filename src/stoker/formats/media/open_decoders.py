@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, NoReturn, Protocol, S
 
 from stoker.arguments import checked
 from stoker.concurrency.forks import Closable, ProcessLocal
-from stoker.errors import CorruptDataError, FormatError, StokerError, import_option
+from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError, import_option
 from stoker.formats.media.source import MediaData, MediaSource, RangedFile, media_source
 from stoker.policy import MOST_DECODERS
 from stoker.types import StorageOptions
@@ -206,6 +206,12 @@ class OpenStream:
 
     def _no_times(self) -> FormatError:
         return FormatError(f"{self.where}: a {self._one} whose frames have no times")
+
+
+def check_start(start: float) -> None:
+    """Check the time at which a clip begins. ConfigError if it is none."""
+    if not (math.isfinite(start) and start >= 0):
+        raise ConfigError(f"start={start!r}: a clip begins at a number of seconds from 0 on")
 
 
 _F = TypeVar("_F")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.arguments import checked
 from stoker.errors import ClipError, ConfigError, CorruptDataError, FormatError
-from stoker.formats.media.open_decoders import MediaHandle, OpenStream
+from stoker.formats.media.open_decoders import MediaHandle, OpenStream, check_start
 from stoker.formats.media.source import MediaSource
 
 VideoFrame: TypeAlias = Any
@@ -124,8 +124,7 @@ class Video(MediaHandle["_Decoder", VideoFacts]):
             StorageError: it can not be read.
             MissingPackageError: PyAV is not installed.
         """
-        if not (math.isfinite(start) and start >= 0):
-            raise ConfigError(f"start={start!r}: a clip begins at a number of seconds from 0 on")
+        check_start(start)
         if frames < 1:
             raise ConfigError(f"frames={frames!r}: a clip has at least 1 frame")
         if fps is not None and not (math.isfinite(fps) and fps > 0):

@@ -6,12 +6,23 @@ tell the two codecs apart that are both called LZ4. Source: ``parquet.thrift`` o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from stoker.errors import CorruptDataError
-from stoker.formats.parquet.thrift import BINARY, STRUCT, StructSpan, ThriftReader, skip_struct, struct_numbers
+from stoker.formats.parquet.thrift import (
+    BINARY,
+    I32,
+    I64,
+    LIST,
+    STRUCT,
+    StructSpan,
+    skip_struct,
+    skip_value,
+    struct_numbers,
+    unsigned,
+)
 
 Chunk = tuple[int, ...]
 """Fields that are read of a column chunk; -1 where one is missing.
@@ -81,16 +92,14 @@ def parse_statistics(data: bytes) -> dict[int, bytes | int]:
 
     CorruptDataError if the bytes are no such struct.
     """
-    reader = ThriftReader(data)
+    reader = _FooterReader(data)
     found: dict[int, bytes | int] = {}
     try:
         for field, kind in reader.fields():
             if kind == BINARY:
                 found[field] = reader.binary(kind)
-            else:
-                if kind in (1, 2):
-                    found[field] = 2 - kind
-                reader.skip(kind)
+            elif kind in (1, 2):
+                found[field] = 2 - kind
     except IndexError as error:
         raise CorruptDataError(f"its statistics can not be read ({error})") from None
     return found
@@ -126,8 +135,6 @@ def parse_footer(data: bytes, choose: Callable[[list[SchemaElement]], Container[
                 metadata.update(reader.key_value() for _ in reader.structs(kind))
             elif field == 6:
                 created_by = reader.binary(kind)
-            else:
-                reader.skip(kind)
         if not schema:
             raise CorruptDataError("its footer has no schema")
         return Footer(schema, rows, groups, metadata, created_by.decode() + _calendar(metadata))
@@ -135,8 +142,67 @@ def parse_footer(data: bytes, choose: Callable[[list[SchemaElement]], Container[
         raise CorruptDataError(f"its footer can not be read ({error})") from None
 
 
-class _FooterReader(ThriftReader):
-    """Reads the structs of a footer."""
+class _FooterReader:
+    """Reads the structs of a footer, from its first byte on.
+
+    What is cut off is an ``IndexError``, what is wrong a ``CorruptDataError``.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def fields(self) -> Iterator[tuple[int, int]]:
+        """Number and type of each field of the struct that begins here; a value that is not read meanwhile is passed over."""
+        field = 0
+        while (head := self._byte()) != 0:
+            delta = head >> 4
+            field = field + delta if delta else self._signed()
+            at = self._at
+            yield field, head & 15
+            if self._at == at:
+                self._at = skip_value(self._data, at, head & 15, 0)
+
+    def structs(self, kind: int) -> range:
+        """As many as there are structs in the list that begins here."""
+        if kind != LIST:
+            raise CorruptDataError("its footer has no list where one should be")
+        head = self._byte()
+        count, item = head >> 4, head & 15
+        count = self._varint() if count == 15 else count
+        if (item != STRUCT and count) or count > len(self._data):
+            raise CorruptDataError("its footer has no list of structs where one should be")
+        return range(count)
+
+    def integer(self, kind: int) -> int:
+        """An integer of any width."""
+        if kind not in (4, I32, I64):
+            raise CorruptDataError("its footer has no integer where one should be")
+        return self._signed()
+
+    def binary(self, kind: int) -> bytes:
+        """A string."""
+        if kind != BINARY:
+            raise CorruptDataError("its footer has no string where one should be")
+        length = self._varint()
+        value = self._data[self._at : self._at + length]
+        if len(value) != length:
+            raise IndexError("it ends inside a string")
+        self._at += length
+        return value
+
+    def _byte(self) -> int:
+        value = self._data[self._at]
+        self._at += 1
+        return value
+
+    def _varint(self) -> int:
+        value, self._at = unsigned(self._data, self._at)
+        return value
+
+    def _signed(self) -> int:
+        value = self._varint()
+        return (value >> 1) ^ -(value & 1)
 
     def element(self) -> SchemaElement:
         start, name, children, physical = self._at, b"", 0, -1
@@ -147,8 +213,6 @@ class _FooterReader(ThriftReader):
                 children = self.integer(kind)
             elif field == 1:
                 physical = self.integer(kind)
-            else:
-                self.skip(kind)
         return SchemaElement(name.decode(), children, -1 if children else physical, self._data[start : self._at])
 
     def group(self, chosen: Container[int] | None) -> Group:
@@ -164,8 +228,6 @@ class _FooterReader(ThriftReader):
                 size = self.integer(kind)
             elif field == 3:
                 rows = self.integer(kind)
-            else:
-                self.skip(kind)
         return Group(rows, size, chunks)
 
     def key_value(self) -> tuple[bytes, bytes]:
@@ -173,8 +235,6 @@ class _FooterReader(ThriftReader):
         for field, kind in self.fields():
             if field in pair:
                 pair[field] = self.binary(kind)
-            else:
-                self.skip(kind)
         return pair[1], pair[2]
 
     def _no_chunk(self) -> Chunk:
@@ -191,8 +251,6 @@ class _FooterReader(ThriftReader):
                     raise CorruptDataError(f"its data lies in another file, {path!r}, which is not supported")
             elif field in (8, 9):
                 raise CorruptDataError("it has encrypted columns, which are not supported")
-            else:
-                self.skip(kind)
         if found is None:
             raise CorruptDataError("its footer lacks a column chunk's metadata")
         return found

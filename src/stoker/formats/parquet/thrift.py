@@ -1,15 +1,15 @@
 """Thrift's compact protocol, as much of it as Parquet needs. Source: ``thrift-compact-protocol.md`` of Apache Thrift.
 
-There are two ways to walk through the fields of a struct. :class:`ThriftReader` gives them one by one, for structs of which a
-file has few. What there may be millions of (column chunks, pages) is walked by loops over the bytes themselves, in half
-the time: :func:`struct_numbers`.
+There are two ways to walk through the fields of a struct. For structs of which a file has few, the reader of footers in
+:mod:`.parse` gives them one by one. What there may be millions of (column chunks, pages) is walked by loops over the bytes
+themselves, in half the time: :func:`struct_numbers`.
 
 Small footers are written by :func:`struct` and the functions after it, whose values are pairs of a type and bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
 from stoker.errors import CorruptDataError
@@ -19,75 +19,11 @@ from stoker.integers import encode_varint
 I32: Final = 5
 I64: Final = 6
 BINARY: Final = 8
-_LIST: Final = 9
+LIST: Final = 9
 STRUCT: Final = 12
 
 _DEEPEST: Final = 32
 _TOO_LONG: Final = "its footer holds a number that is too long"
-
-
-class ThriftReader:
-    """Reads structs from bytes, from the first on.
-
-    What is cut off is an ``IndexError``, what is wrong a ``CorruptDataError``.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def fields(self) -> Iterator[tuple[int, int]]:
-        """Number and type of each field of the struct that begins here. The caller reads or skips each value."""
-        field = 0
-        while (head := self._byte()) != 0:
-            delta = head >> 4
-            field = field + delta if delta else self._signed()
-            yield field, head & 15
-
-    def structs(self, kind: int) -> range:
-        """As many as there are structs in the list that begins here."""
-        if kind != _LIST:
-            raise CorruptDataError("its footer has no list where one should be")
-        head = self._byte()
-        count, item = head >> 4, head & 15
-        count = self._varint() if count == 15 else count
-        if (item != STRUCT and count) or count > len(self._data):
-            raise CorruptDataError("its footer has no list of structs where one should be")
-        return range(count)
-
-    def integer(self, kind: int) -> int:
-        """An integer of any width."""
-        if kind not in (4, I32, I64):
-            raise CorruptDataError("its footer has no integer where one should be")
-        return self._signed()
-
-    def binary(self, kind: int) -> bytes:
-        """A string."""
-        if kind != BINARY:
-            raise CorruptDataError("its footer has no string where one should be")
-        length = self._varint()
-        value = self._data[self._at : self._at + length]
-        if len(value) != length:
-            raise IndexError("it ends inside a string")
-        self._at += length
-        return value
-
-    def skip(self, kind: int) -> None:
-        """Pass over a value."""
-        self._at = skip_value(self._data, self._at, kind, 0)
-
-    def _byte(self) -> int:
-        value = self._data[self._at]
-        self._at += 1
-        return value
-
-    def _varint(self) -> int:
-        value, self._at = _unsigned(self._data, self._at)
-        return value
-
-    def _signed(self) -> int:
-        value = self._varint()
-        return (value >> 1) ^ -(value & 1)
 
 
 StructSpan = tuple[dict[int, int], int, int]
@@ -109,7 +45,7 @@ def struct_numbers(data: bytes, at: int, inner: dict[int, StructSpan] | None = N
         if head > 15:
             field += head >> 4
         else:
-            number, at = _unsigned(data, at)
+            number, at = unsigned(data, at)
             field = (number >> 1) ^ -(number & 1)
         if 4 <= kind <= 6:
             number, shift = data[at], 7
@@ -162,7 +98,7 @@ def skip_value(data: bytes, at: int, kind: int, depth: int) -> int:
             at += 1
         return at + 1
     if kind == BINARY:
-        length, at = _unsigned(data, at)
+        length, at = unsigned(data, at)
         return at + length
     if kind in (1, 2):  # booleans: the value is in the type
         return at
@@ -174,14 +110,14 @@ def skip_value(data: bytes, at: int, kind: int, depth: int) -> int:
         return at + 1
     if kind == 7:
         return at + 8
-    if kind in (_LIST, 10):
+    if kind in (LIST, 10):
         count, kind = data[at] >> 4, data[at] & 15
         at += 1
         if count == 15:
-            count, at = _unsigned(data, at)
+            count, at = unsigned(data, at)
         kinds = [3 if kind in (1, 2) else kind]
     elif kind == 11:
-        count, at = _unsigned(data, at)
+        count, at = unsigned(data, at)
         kinds = [data[at] >> 4, data[at] & 15] if count else []
         at += bool(count)
     else:
@@ -204,7 +140,8 @@ def skip_value(data: bytes, at: int, kind: int, depth: int) -> int:
     return at
 
 
-def _unsigned(data: bytes, at: int) -> tuple[int, int]:
+def unsigned(data: bytes, at: int) -> tuple[int, int]:
+    """The number of variable length that begins at ``at``, and its end."""
     value = shift = 0
     while (byte := data[at]) > 127:
         value |= (byte & 127) << shift
@@ -245,7 +182,7 @@ def list_of(values: Iterable[tuple[int, bytes]]) -> tuple[int, bytes]:
     items = list(values)
     kind, count = items[0][0], len(items)
     head = bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + encode_varint(count)
-    return _LIST, head + b"".join(data for _, data in items)
+    return LIST, head + b"".join(data for _, data in items)
 
 
 def _zigzag(value: int) -> bytes:
