@@ -292,28 +292,24 @@ class TFRecordShard(PackedShard):
 
     def _decode_bytes(self, name: str, values: list[Any], rows: Ids) -> Column:
         encoding = self.encodings.get(name)
+        there = [number for number, value in enumerate(values) if value is not None]
+        if encoding is None or not values or (not there and encoding.size is None):
+            return values
+        if len(there) == len(values):
+            return self._whole(name, values, rows)
+        return spread(self._whole(name, [values[number] for number in there], rows[there]), there, len(values))
+
+    def _whole(self, name: str, values: list[bytes], rows: Ids) -> Column:
+        """A column of which no value is missing."""
+        encoding = self.encodings.get(name)
         if encoding is None:
             return values
-        there = [number for number, value in enumerate(values) if value is not None]
-        if there and len(there) < len(values):
-            return spread(
-                self._decode_bytes(name, [values[number] for number in there], rows[there]), there, len(values)
-            )
-        if not there:
-            if encoding.size is None or not values:
-                return values
-            return spread(encoding.decode_fixed(np.zeros((0, encoding.size), np.uint8)), there, len(values))
         try:
             return self._decoded(encoding, values, rows, name)
         except CorruptDataError as error:
             if not self._own:
                 check_declared(self.where, name, encoding, bytes(values[0]), error)
             raise
-
-    def _whole(self, name: str, values: list[bytes], rows: Ids) -> Column:
-        """A column of which no value is missing."""
-        encoding = self.encodings.get(name)
-        return values if encoding is None else self._decoded(encoding, values, rows, name)
 
     def _decoded(self, encoding: Encoding, values: list[bytes], rows: Ids, name: str) -> Column:
         if encoding.size is not None:
