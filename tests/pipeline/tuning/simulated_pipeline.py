@@ -20,6 +20,11 @@ STEP = 16
 """Samples of a step of reading."""
 
 
+def unchanged(value: int) -> KnobRange:
+    """A knob that stays as it is."""
+    return KnobRange(value, value, fixed=True)
+
+
 @dataclass(frozen=True)
 class Simulated:
     """Times of a pipeline.
@@ -73,10 +78,10 @@ class Simulated:
             Knob.CHUNKS_AHEAD: KnobRange(1, 64),
             Knob.PREDOWNLOAD: KnobRange(1 << 10, 1 << 16),
             Knob.DOWNLOAD_THREADS: KnobRange(0, 128),
-            Knob.READ_PROCESSES: KnobRange.at(0),
+            Knob.READ_PROCESSES: unchanged(0),
         }
         if self.processes:
-            found[Knob.READ_THREADS], found[Knob.CHUNKS_AHEAD] = KnobRange.at(0), KnobRange.at(1)
+            found[Knob.READ_THREADS], found[Knob.CHUNKS_AHEAD] = unchanged(0), unchanged(1)
             found[Knob.READ_PROCESSES] = KnobRange(min(8, self.processors), max(8, 2 * self.processors))
         return {**found, **{knob: KnobRange(start, found[knob].most) for knob, start in self.start.items()}}
 
@@ -140,7 +145,7 @@ class Simulated:
         """
         ranges = self.ranges()
         if not ranges[Knob.READ_THREADS].start and self.waits <= 0.2:
-            ranges[Knob.READ_THREADS] = KnobRange.at(0)
+            ranges[Knob.READ_THREADS] = unchanged(0)
 
         def grid(knob: Knob, values: Iterable[int]) -> list[int]:
             one = ranges[knob]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from simulated_pipeline import Simulated, run, run_ranks
+from simulated_pipeline import Simulated, run, run_ranks, unchanged
 
 from stoker.pipeline.tuning.knobs import Knob, KnobChange, KnobRange, MemoryUse, Tick, Why, Window
 from stoker.pipeline.tuning.rules import Candidates, Controller
@@ -196,7 +196,7 @@ def test_noise_makes_no_tuner_wander() -> None:
 def test_what_is_set_stays() -> None:
     """A fixed knob is not changed, and in a vain search nothing else is worse for it."""
     simulated = Simulated(consumer=1e-5, reading=4e-4, latency=0.3, late=0.5)
-    ranges = {knob: KnobRange.at(one.start) for knob, one in simulated.ranges().items()}
+    ranges = {knob: unchanged(one.start) for knob, one in simulated.ranges().items()}
     controller = Controller(ranges, simulated.memory)
     assert controller.idle
     rng = np.random.default_rng(0)

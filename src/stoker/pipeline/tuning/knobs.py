@@ -42,11 +42,6 @@ class KnobRange:
     step: int = 1
     fixed: bool = False
 
-    @classmethod
-    def at(cls, value: int) -> KnobRange:
-        """A knob that stays as it is."""
-        return cls(value, value, fixed=True)
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
