@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.concurrency.processes import StartMethod
 from stoker.errors import ConfigError
 from stoker.policy import decoded_memory
@@ -195,9 +195,8 @@ class ReadOptions:
     def __post_init__(self) -> None:
         decoded = decoded_memory() if self.decoded_limit is None else parse_bytes(self.decoded_limit)
         object.__setattr__(self, "decoded_bytes", decoded)
-        for name, least in (("read_threads", 0), ("read_processes", 1), ("download_threads", 1)):
-            if (number := getattr(self, name)) is not None and number < least:
-                raise ConfigError(f"{name} must be at least {least}, got {number}")
+        at_least(0, read_threads=self.read_threads)
+        at_least(1, read_processes=self.read_processes, download_threads=self.download_threads)
         if self.run_in == "threads" and (self.read_processes is not None or self.start_method != "spawn"):
             raise ConfigError("read_processes= and start_method= are for processes: give run_in='processes' or 'auto'")
         if self.run_in == "processes" and self.read_threads is not None:
