@@ -217,6 +217,12 @@ class TaskProcesses(Generic[S, A, R]):
         while len(self._workers) < self.count:
             self._start_one()
 
+    def keep(self, most: int) -> None:
+        """Have no more than so many, as there is not more to do."""
+        self.count = min(self.count, most)
+        spare, self._workers = self._workers[self.count :], self._workers[: self.count]
+        stop_workers(spare)
+
     def close(self) -> None:
         """End those that are left."""
         stop_workers(self._workers)

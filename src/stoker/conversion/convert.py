@@ -435,9 +435,10 @@ def _run(
     tasks = [number for number in range(job.tasks) if number not in notes]
     if not tasks:
         return
+    workers.keep(len(tasks))
     if engine == "ray":
         running = on_ray(run_task, job, tasks, processes)
-    elif workers.count == 1 or len(tasks) == 1:
+    elif workers.count == 1:
         running = ((number, run_task(job, number, advance)) for number in tasks)
     else:
         running = workers.run(job, tasks, in_order=False, advance=advance, where=where)
