@@ -120,5 +120,5 @@ def pack(documents: Ragged, how: LMSettings, *, too_long: TooLong = "split", fir
     """All documents in as few rows as best-fit-decreasing finds."""
     how.padding("the pack layout")
     placed = pack_documents(documents, how, too_long)
-    spans, shape = placed.spans(0, placed.count, how.seq_len), (placed.count, how.seq_len)
+    spans, shape = placed.spans(np.arange(placed.count), how.seq_len), (placed.count, how.seq_len)
     return assemble(documents, spans, shape, how, first_document=first_document, cut=placed.cut)

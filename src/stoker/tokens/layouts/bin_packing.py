@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from stoker.errors import ConfigError
+from stoker.integers import ranges
 from stoker.tokens.layouts.assemble import DocumentSpans, full_lengths, too_long_error
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
@@ -166,14 +167,13 @@ class PackedRows:
         """Number of rows."""
         return self.bounds.size - 1
 
-    def spans(self, first: int, stop: int, width: int) -> DocumentSpans:
-        """The spans of rows ``[first, stop)`` in a batch of these rows."""
-        low, high = int(self.bounds[first]), int(self.bounds[stop])
-        rows = np.repeat(np.arange(stop - first, dtype=np.int64), np.diff(self.bounds[first : stop + 1]))
-        here = slice(low, high)
-        return DocumentSpans(
-            self.documents[here], self.firsts[here], self.lengths[here], rows * width + self.columns[here]
-        )
+    def spans(self, rows: Ids, width: int) -> DocumentSpans:
+        """The spans of some rows in a batch of these rows, in this order."""
+        low = self.bounds[rows]
+        counts = self.bounds[rows + 1] - low
+        here = ranges(low, counts)
+        starts = np.repeat(np.arange(rows.size, dtype=np.int64) * width, counts) + self.columns[here]
+        return DocumentSpans(self.documents[here], self.firsts[here], self.lengths[here], starts)
 
 
 def pack_documents(documents: Ragged, settings: LMSettings, too_long: TooLong) -> PackedRows:

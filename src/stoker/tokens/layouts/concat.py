@@ -21,7 +21,7 @@ from stoker.tokens.layouts.assemble import batch_arrays, full_lengths, make_batc
 from stoker.tokens.layouts.base import BlockInput, DocumentBlock, RowMaker, TokenLayout, order_of, state_number
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.settings import LMSettings
-from stoker.tokens.sources.ragged import Ragged, copy_spans
+from stoker.tokens.sources.ragged import Ragged, copy_spans, offsets_of
 from stoker.tokens.sources.source import TokenSource
 from stoker.types import Array, Ids
 
@@ -33,9 +33,7 @@ def stream_starts(lengths: Ids, settings: LMSettings) -> Ids:
         lengths: tokens in each document, without eos; zeros are allowed.
         settings: says whether eos is put behind documents.
     """
-    starts = np.zeros(lengths.size + 1, dtype=np.int64)
-    np.cumsum(full_lengths(lengths, settings), out=starts[1:])
-    return starts
+    return offsets_of(full_lengths(lengths, settings))
 
 
 def windows(
@@ -310,9 +308,7 @@ class ConcatLayout(TokenLayout):
     def block(self, found: BlockInput) -> DocumentBlock:
         documents, size = found.documents, self.settings.seq_len
         order = order_of(len(documents), found.key)
-        lengths = documents.lengths + self._eos
-        starts = np.zeros(lengths.size + 1, dtype=np.int64)
-        np.cumsum(lengths if order is None else lengths[order], out=starts[1:])
+        starts = stream_starts(documents.lengths if order is None else documents.lengths[order], self.settings)
         rows = None
         if found.key is not None:
             rows = order_of(self._full(int(starts[-1]), -found.before % size), mix(found.key, _TAG_ROWS))

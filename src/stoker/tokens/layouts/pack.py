@@ -14,9 +14,8 @@ import numpy as np
 
 from stoker.arguments import at_least, checked
 from stoker.errors import ConfigError, CorruptDataError, StateError
-from stoker.integers import ranges
 from stoker.tokens.batch import LMBatch
-from stoker.tokens.layouts.assemble import DocumentSpans, assemble, full_lengths
+from stoker.tokens.layouts.assemble import assemble, full_lengths
 from stoker.tokens.layouts.base import (
     BlockInput,
     DocumentBlock,
@@ -335,7 +334,7 @@ class _Block:
 
     def take(self, rows: int, settings: LMSettings) -> LMBatch:
         first = self.delivered
-        spans = self.packed.spans(first, first + rows, settings.seq_len)
+        spans = self.packed.spans(np.arange(first, first + rows, dtype=np.int64), settings.seq_len)
         cut, self.cut = self.cut, (0, 0)
         shape = rows, settings.seq_len
         batch = assemble(self.documents, spans, shape, settings, first_document=self.numbers, cut=cut)
@@ -397,15 +396,10 @@ class PackLayout(TokenLayout):
     def _rows(self, block: DocumentBlock, rows: Ids) -> LMBatch:
         packed, width = block.packed, self.settings.seq_len
         assert packed is not None
-        low = packed.bounds[rows]
-        counts = packed.bounds[rows + 1] - low
-        which = ranges(low, counts)
-        starts = np.repeat(np.arange(rows.size, dtype=np.int64) * width, counts) + packed.columns[which]
-        documents = packed.documents[which]
-        spans = DocumentSpans(documents, packed.firsts[which], packed.lengths[which], starts)
+        spans = packed.spans(rows, width)
         cut = (0, 0)
         if self.too_long == "truncate":
-            over = full_lengths(block.documents.lengths[documents], self.settings) - width
+            over = full_lengths(block.documents.lengths[spans.rows], self.settings) - width
             over = over[over > 0]
             cut = over.size, int(over.sum())
         shape = rows.size, width

@@ -18,7 +18,7 @@ from stoker.formats.common.gather import empty
 from stoker.reading.bad_samples import is_of_sample
 from stoker.tokens.layouts.bin_packing import TooLong, pack_documents, split
 from stoker.tokens.settings import LMSettings
-from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.sources.ragged import Ragged, offsets_of
 from stoker.tokens.sources.source import Salvageable, TokenSource, describe_row
 from stoker.types import Array, Ids
 
@@ -112,9 +112,8 @@ class Gathered:
             each, more = divmod(left[1], left[0])
             lengths = np.full(left[0], each, dtype=np.int64)
             lengths[:more] += 1
-            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
             self.lost.append(LostDocuments(self.documents, self.documents + left[0], reason))
-            self._take(Ragged(np.zeros(left[1], dtype=np.uint16), offsets), row)
+            self._take(Ragged(np.zeros(left[1], dtype=np.uint16), offsets_of(lengths)), row)
         if last is not None:
             self._take(last, first_row + int(last.rows[0]))
 
@@ -287,6 +286,5 @@ def _named(error: FormatError, source: TokenSource, groups: Sequence[int], setti
 
 def _lengths_only(lengths: Ids) -> Ragged:
     """Documents of which nothing but their lengths is of interest, without memory for tokens."""
-    offsets = np.zeros(lengths.size + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
+    offsets = offsets_of(lengths)
     return Ragged(np.broadcast_to(np.zeros((), dtype=np.uint8), (int(offsets[-1]),)), offsets)

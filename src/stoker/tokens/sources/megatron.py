@@ -21,7 +21,7 @@ from stoker.storage.files import mapped
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.mapped import MappedFile, check_mapped
 from stoker.storage.files.staged_file import StagedFile
-from stoker.tokens.sources.ragged import Ragged, copy_spans
+from stoker.tokens.sources.ragged import Ragged, copy_spans, offsets_of
 from stoker.types import Array, Ids
 
 # Raw files of llm.c and its kin begin with 256 int32, of which the first is one of these.
@@ -167,8 +167,7 @@ class MegatronFile:
     def _rows(self, rows: Ids) -> Ragged:
         check_mapped([self._file])
         lengths, starts = self.lengths[rows], self._starts[rows] // self.dtype.itemsize
-        offsets = np.zeros(rows.size + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
+        offsets = offsets_of(lengths)
         tokens = self._tokens[: self._tokens.size // self.dtype.itemsize * self.dtype.itemsize].view(self.dtype)
         if not rows.size or np.array_equal(starts, starts[0] + offsets[:-1]):
             first = int(starts[0]) if rows.size else 0

@@ -99,8 +99,7 @@ class Ragged:
         if len(kinds) > 1 and np.result_type(*kinds).kind == "f":
             # NumPy has no integer that holds both int64 and uint64, and would make floats.
             arrays = [_as_int64(array, number, column, where) for number, array in enumerate(arrays)]
-        offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
-        np.cumsum([array.size for array in arrays], out=offsets[1:])
+        offsets = offsets_of([array.size for array in arrays])
         full = [array for array in arrays if array.size]
         values = np.concatenate(full) if full else np.zeros(0, dtype=np.int64)
         return cls._make(values, offsets, column, where, 0, None)
@@ -249,8 +248,7 @@ class Ragged:
     def take(self, rows: Ids) -> Ragged:
         """These rows, in this order, copied; any may be taken more than once."""
         lengths = self.lengths[rows]
-        offsets = np.zeros(lengths.size + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
+        offsets = offsets_of(lengths)
         values = np.empty(int(offsets[-1]), dtype=self.values.dtype)
         copy_spans(self.values, self.offsets[rows], lengths, values, offsets[:-1])
         return self._make(values, offsets, self.column, self.where, self.rows[rows], self._bounds)
@@ -305,6 +303,13 @@ class Ragged:
         self._rows = rows
         # Smallest and largest id, known after a check; they bound those of any part, too.
         self._bounds = bounds
+
+
+def offsets_of(lengths: Ids | Sequence[int]) -> Ids:
+    """Begins of rows of these lengths that lie end to end, and their end; int64, shape ``(rows + 1,)``."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
 
 
 def _column(column: str, where: str) -> str:

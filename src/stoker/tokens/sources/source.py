@@ -18,7 +18,7 @@ from stoker.storage.recorded_versions import describe_version, version_of_files
 from stoker.storage.versions import local_version
 from stoker.tokens.order.division import Groups
 from stoker.tokens.sources.megatron import MegatronFile, RawTokens
-from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.sources.ragged import Ragged, offsets_of
 from stoker.types import Ids
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -246,8 +246,7 @@ class RawSource(_Mapped):
 
 
 def _document_lengths(file: MegatronFile) -> Ids:
-    ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(file.lengths)])
-    lengths: Ids = np.diff(ends[file.borders])
+    lengths: Ids = np.diff(offsets_of(file.lengths)[file.borders])
     return lengths
 
 

@@ -25,7 +25,7 @@ from stoker.policy import processor_count
 from stoker.storage import is_local, open_store
 from stoker.storage.files.regular import read_regular
 from stoker.storage.job_record import JobRecord, check_unchanged, stable_versions
-from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.sources.ragged import Ragged, offsets_of
 from stoker.tokens.tokenize.sinks import TokenColumn, TokenFileWriter, TokenShardWriter, TokenSink, finished_before
 from stoker.tokens.tokenize.texts import TextBlock, Texts, find_texts
 from stoker.types import Array, Engine, Ids, StorageOptions
@@ -332,9 +332,7 @@ def tokenize(
                 if done is not None:
                     lengths = done.lengths
                     full = lengths[lengths > 0]
-                    sink.writer.write_block(
-                        Ragged(done.values, np.concatenate([[0], np.cumsum(full)]).astype(np.int64))
-                    )
+                    sink.writer.write_block(Ragged(done.values, offsets_of(full)))
                     empty += lengths.size - full.size
                     counts = (full.size, done.values.size)
                     documents, tokens = documents + counts[0], tokens + counts[1]
