@@ -10,9 +10,9 @@ import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
-from stoker.arguments import checked
+from stoker.arguments import check_argument, checked
 from stoker.cluster import World
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.spans.recorder import WaitClock, note_settings
@@ -21,7 +21,6 @@ from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.lazy import told
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.opened import BatchSize
-from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import looks_only, reads_ahead
 from stoker.loaders.trainers.lightning_progress import follow_lightning, load_for_lightning, saved_by_lightning
@@ -32,7 +31,6 @@ from stoker.pipeline.collate import as_tensors, collate
 from stoker.pipeline.first_fetches import FirstFetches
 from stoker.pipeline.state.progress import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
-from stoker.tokens.batch import LMBatch
 
 try:
     from torch.utils.data import DataLoader
@@ -41,6 +39,13 @@ try:
     from stoker.loaders.loader_options import LoaderOptions, check_options
 except ModuleNotFoundError as error:
     raise MissingPackageError(f"StreamingDataLoader needs torch ({error}): pip install 'stoker[torch]'") from error
+
+if TYPE_CHECKING:  # most loaders are over datasets, which need nothing of tokens
+    from stoker.loaders.parquet_loader import StreamingParquetLoader
+
+    Source: TypeAlias = StreamingDataset | StreamingParquetLoader
+else:
+    Source = Any  # _check_source looks at it
 
 __all__ = ["StreamingDataLoader", "as_tensors", "collate"]
 
@@ -59,7 +64,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
     the loader's own ``read_threads`` are the better way to more speed.
 
     Args:
-        dataset: what to read.
+        dataset: what to read: a ``StreamingDataset`` or a ``StreamingParquetLoader``.
         batch_size: samples, or rows, a batch on this rank. Default: the dataset's. If both are given they must agree.
         columnar: batches are read as whole columns: a dict of tensors (of lists for columns that are no arrays), with no
             per-sample step and no ``collate_fn``. Much faster for small samples. Not for a ``StreamingParquetLoader``,
@@ -70,17 +75,17 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         ConfigError: arguments that contradict each other, or have no meaning for what is read.
     """
 
-    @checked(
-        dataset="for an LMStream use torch's DataLoader(stream, batch_size=None), for anything else torch's DataLoader"
-    )
+    @checked
     def __init__(
         self,
-        dataset: StreamingDataset | StreamingParquetLoader,
+        dataset: Source,
         batch_size: int | None = None,
         *,
         columnar: bool = False,
         **options: Unpack[LoaderOptions],
     ) -> None:
+        if not isinstance(dataset, StreamingDataset):
+            _check_source(type(self).__name__, dataset)
         check_options(options)
         if (collate_fn := options.get("collate_fn")) is not None:
             options["collate_fn"] = UserFunction(collate_fn, "collate_fn")
@@ -110,7 +115,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         self._only_ends = False
         self._fetched_first = False
         self._drop_last = options.get("drop_last", False)
-        if isinstance(dataset, StreamingParquetLoader):
+        if not isinstance(dataset, StreamingDataset):
             if columnar or options.get("drop_last"):
                 raise ConfigError(
                     "columnar= and drop_last= have no meaning here: batches are arrays already, and how many there are is "
@@ -280,7 +285,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         return steps
 
     def __len__(self) -> int:
-        if isinstance(self._stream, StreamingParquetLoader):
+        if not isinstance(self._stream, StreamingDataset):
             return len(self._stream)
         if self._stream.overrides("__len__"):
             size = self._stream.batch_size or 1
@@ -330,7 +335,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             current = None
         untrained, ended = saved_by_lightning(self)
         batches = 0 if current is None else max(0, current.trained - untrained)
-        if isinstance(dataset, StreamingParquetLoader):
+        if not isinstance(dataset, StreamingDataset):
             if current is None:
                 return dataset.state_dict()
             return dataset.state_after(current.start, batches, ended=ended or current.ended)
@@ -415,5 +420,12 @@ class _Pass:
 _abandoned: list[Any] = []
 
 
-def _as_it_is(batch: LMBatch) -> LMBatch:
+def _check_source(owner: str, dataset: Any) -> None:
+    from stoker.loaders.parquet_loader import StreamingParquetLoader
+
+    remedy = "for an LMStream use torch's DataLoader(stream, batch_size=None), for anything else torch's DataLoader"
+    check_argument(owner, "dataset", StreamingDataset | StreamingParquetLoader, dataset, remedy)
+
+
+def _as_it_is(batch: Any) -> Any:
     return batch
