@@ -72,14 +72,12 @@ class SharedRows:
 
     def _free_row(self, cells: memoryview) -> int:
         """A row that nobody writes: this process's number, none, or, where all are taken, that of a process that is gone."""
-        width = self._cells + 1
-        owners = [cells[number * width] for number in range(_ROWS)]
-        for wanted in (os.getpid(), 0):
-            for number in range(1, _ROWS):
-                if owners[number] == wanted:
-                    return number
+        width, pid = self._cells + 1, os.getpid()
         for number in range(1, _ROWS):
-            if not _exists(owners[number]):
+            if cells[number * width] in (pid, 0):  # rows are taken one after the other: behind a free one is none
+                return number
+        for number in range(1, _ROWS):
+            if not _exists(cells[number * width]):
                 for cell in range(1, width):
                     if self.adds_up:
                         cells[cell] += cells[number * width + cell]
