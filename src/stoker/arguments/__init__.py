@@ -102,7 +102,8 @@ class _Plan:
         self._signature = inspect.signature(target)
         # A named tuple's __new__ lives in a namespace without builtins; its class tells the same.
         self._hints = get_type_hints(of if of is not None and issubclass(of, tuple) else target)
-        self._method = target.__name__ in ("__init__", "__new__")
+        self._makes = target.__name__ == "__new__"
+        self._method = self._makes or target.__name__ == "__init__"
         self._name = target.__qualname__
         self._remedies = remedies
         self._names = list(self._signature.parameters)
@@ -126,7 +127,7 @@ class _Plan:
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         owner = self._name
         if self._method and args:
-            owner = (args[0] if isinstance(args[0], type) else type(args[0])).__name__
+            owner = (args[0] if self._makes else type(args[0])).__name__
         elif args and self._names[0] == "self":  # of its class, where a base defines the method
             owner = f"{type(args[0]).__name__}.{self._name.rpartition('.')[2]}"
         if self._simple:

@@ -25,7 +25,7 @@ class Unfit(Exception):  # noqa: N818 - becomes a ConfigError, which says whose 
 
 def accept(hint: Any, value: Any) -> Any:
     """A value, if it is what an annotation says, with Python's numbers for NumPy's."""
-    if hint is Any or hint is object or isinstance(hint, TypeVar):
+    if hint is Any or hint is object or isinstance(hint, TypeVar) or (hint in _EXACT and type(value) is hint):
         return value
     if hint in _PLAIN:
         return _PLAIN[hint](hint, value)
@@ -81,6 +81,8 @@ def _none(hint: Any, value: Any) -> Any:
 
 
 _CALLABLE: Final = collections.abc.Callable
+# Whose values are what they say without a further look: a float may be NaN.
+_EXACT: Final = (bool, int, str)
 _PLAIN: Final[Mapping[Any, Callable[[Any, Any], Any]]] = {
     int: _integer,
     float: _number,
@@ -92,14 +94,16 @@ _PLAIN: Final[Mapping[Any, Callable[[Any, Any], Any]]] = {
 
 def _accept_union(hint: Any, value: Any) -> Any:
     options = get_args(hint)
-    if takes_dtype(options):
-        return _accept_dtype(options, hint, value)
-    if int in options and str in options and float not in options and isinstance(value, float) and value.is_integer():
-        return int(value)  # sizes and counts, which people also write like 1e9
     if any(get_origin(one) is os.PathLike for one in options) and isinstance(value, str | os.PathLike):
         text = os.fspath(value)
         if not text or "\0" in str(text):
             raise Unfit(hint, value)
+        if isinstance(value, os.PathLike):
+            return value
+    if takes_dtype(options):
+        return _accept_dtype(options, hint, value)
+    if int in options and str in options and float not in options and isinstance(value, float) and value.is_integer():
+        return int(value)  # sizes and counts, which people also write like 1e9
     deepest: Unfit | None = None
     changed: list[Any] = []
     for option in options:
