@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stoker.concurrency.forks import ProcessLocal
 from stoker.display import with_article
 from stoker.errors import ConfigError, StorageError
+from stoker.lazy import cached_property
 from stoker.storage.fork_proxy import fork
 from stoker.storage.retry import STALL_TIMEOUT, Retries, RetryPolicy
-from stoker.storage.transfer.settings import split_transfer
+from stoker.storage.transfer.settings import Transfer, split_transfer
 from stoker.storage.types import (
     Arrival,
     Backend,
@@ -77,17 +78,21 @@ class Store:
             raise ConfigError(
                 f"storage_options is {with_article(type(options).__name__)}: expected a mapping of names to values."
             )
-        self._options: dict[str, Any]
-        self.transfer, self._options = split_transfer(self._location, options or {})
-        policy = retry or RetryPolicy()
-        if self.transfer.patience is not None:
-            policy = replace(policy, patience=self.transfer.patience)
-        self._retries = Retries(policy)
+        self.transfer, self._options = split_transfer(self._location, options) if options else (Transfer(), {})
+        self._policy = retry
         if not 0 < stall_timeout < float("inf"):
             raise ConfigError(f"stall_timeout is {stall_timeout!r}: expected seconds above 0.")
         self.stall_timeout = stall_timeout
         self._home = os.getpid()
-        self._client = _Client()
+
+    @cached_property
+    def _client(self) -> _Client:
+        return _Client()
+
+    @cached_property
+    def _retries(self) -> Retries:
+        policy = self._policy or RetryPolicy()
+        return Retries(policy if self.transfer.patience is None else replace(policy, patience=self.transfer.patience))
 
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
