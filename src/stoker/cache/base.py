@@ -238,11 +238,11 @@ class ShardCache(ABC):
             StorageFullError, CacheError: it can not be written.
         """
 
-    def share(self, processes: int, spare: int) -> None:  # noqa: B027 - files are shared in any case
+    def share(self, processes: int, limit: int | None) -> None:  # noqa: B027 - files are shared in any case
         """Say how many processes of this node read this dataset at once.
 
         Args:
-            spare: bytes of shards that this process keeps for the others when it has read them, where they are in memory.
+            limit: bytes that its shards of all streams may take together, or ``None``.
         """
 
     @property

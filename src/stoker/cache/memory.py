@@ -25,7 +25,7 @@ from stoker.errors import StokerError, StorageFullError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.gather import LEAST, ReusedBlocks
 from stoker.index.version import VersionWatch
-from stoker.policy import SHARED_SHARDS, reused_memory
+from stoker.policy import SHARED_SHARDS, reused_memory, spare_bytes
 from stoker.storage import Store
 from stoker.storage.files.own import CACHE_NAME
 from stoker.storage.types import Arrival
@@ -83,7 +83,7 @@ class MemoryCache(ShardCache):
         # Names are those of one version of one dataset; memory:// is another one in each process.
         self._named = not store.url.startswith("memory:") and CACHE_NAME.fullmatch(root.name) is not None
 
-    def share(self, processes: int, spare: int) -> None:
+    def share(self, processes: int, limit: int | None) -> None:
         """See :class:`~stoker.cache.base.ShardCache`. Workers that a process starts later find what it has opened here."""
         mine = self._mine
         if mine.node is None and self._named and mine.may_share:
@@ -101,7 +101,7 @@ class MemoryCache(ShardCache):
         mine.shared = mine.node if processes > 1 else None
         if mine.node is not None:
             mine.node.offer()
-            mine.node.spare = spare if processes > 1 else 0
+            mine.node.spare = spare_bytes(limit, processes) if processes > 1 else 0
             if processes == 1:
                 mine.node.trim()
 

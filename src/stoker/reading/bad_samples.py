@@ -104,8 +104,10 @@ class BadSamples:
         Raises:
             ConfigError: the environment asks for something unknown, or the file can not be written to.
         """
-        wanted = given if isinstance(given, BadSamples) else cls(given)
         named = os.environ.get(VARIABLE)
+        if given == "raise" and not named:
+            return None
+        wanted = given if isinstance(given, BadSamples) else cls(given)
         if named:
             if named not in get_args(OnBadSample):
                 raise ConfigError(f"{VARIABLE}={named!r}: must be 'raise', 'skip' or 'replace'")

@@ -24,7 +24,7 @@ from stoker.concurrency.threads import Threads
 from stoker.formats.base import ReadOptions, ShardReader
 from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
-from stoker.policy import MOST_OPEN, SMALL_FILES_AT_ONCE, small_shards_held, spare_bytes
+from stoker.policy import MOST_OPEN, SMALL_FILES_AT_ONCE, small_shards_held
 from stoker.reading.fetch_width import FetchWidth
 from stoker.reading.opening.load_shard import Loaded, OpenReaders, load_shard
 from stoker.reading.opening.small_files import AheadWindow, ObjectGroup, SmallShards
@@ -270,9 +270,8 @@ class ShardPool:
         self.width.sharers = processes
         processes *= 1 + readers
         limits = [cache.settings.limit for cache in set(self.caches)]
-        spare = spare_bytes(None if None in limits else sum(limit or 0 for limit in limits), processes)
         for cache in self.caches:
-            cache.share(processes, spare)
+            cache.share(processes, None if None in limits else sum(limit or 0 for limit in limits))
 
     def ready(self, shards: Collection[int]) -> int:
         """The number of these shards that are open."""
@@ -297,8 +296,6 @@ class ShardPool:
 
     def note_fetched(self, shards: Sequence[int]) -> None:
         """Note shards that were fetched, here or by another process, which reads for this one."""
-        if not shards:
-            return
         with self._lock:
             if self.fetched is None:
                 self.fetched = np.zeros(len(self.index), dtype=np.bool_)
@@ -382,17 +379,19 @@ class ShardPool:
             sizes = [one.counted for one in loaded if one.fetched is not hit]
             if sizes:
                 self.counts.opened(sum(sizes), hit=hit, shards=len(sizes))
-        if not demanded:
-            for one in loaded:
-                if one.seconds:
-                    self.width.saw(one.seconds, one.work, one.size)
+        seen = () if demanded else [one for one in loaded if one.seconds]
+        if seen:
+            for one in seen:
+                self.width.saw(one.seconds, one.work, one.size)
             self.width.note_held(self._open.held)
             if self.width.is_ahead:
                 self._threads.resize(self.width.value)
             else:
                 self._threads.widen(self.width.value)
         # The others were decompressed where they lie.
-        self.note_fetched([one.shard for one in loaded if one.fetched and self.cache_of(one.shard).store is not None])
+        fetched = [one.shard for one in loaded if one.fetched and self.cache_of(one.shard).store is not None]
+        if fetched:
+            self.note_fetched(fetched)
         readers = []
         with self._lock:
             for one in loaded:
@@ -417,7 +416,7 @@ class ShardPool:
             self.width,
             demanded=demanded,
             repeated=repeated,
-            may_hold=self._may_hold(),
+            may_hold=self._may_hold,
             reads_cut=self.reads_cut,
             make_room=self._make_room,
         )

@@ -300,7 +300,8 @@ class InProcesses(Generic[_T]):
             raise unpack_error(answer.error)
         self.chunks += 1
         self.rows, self.busy = self.rows + len(chunk.rows), self.busy + answer.busy
-        self._pool.note_fetched(answer.fetched)
+        if answer.fetched:
+            self._pool.note_fetched(answer.fetched)
         self._pool.count(chunk.shards, chunk.distinct, answer.ready, answer.took)  # as if it had been read here
         self._pool.times.step(len(chunk.rows), answer.took, answer.awaited)
         assert answer.parcel is not None

@@ -91,7 +91,7 @@ def load_shard(
     *,
     demanded: bool,
     repeated: bool,
-    may_hold: bool,
+    may_hold: Callable[[], bool],
     reads_cut: bool,
     make_room: Callable[[ShardCache], None],
 ) -> Loaded | None:
@@ -102,12 +102,12 @@ def load_shard(
     Args:
         demanded: whether somebody waits for it; otherwise it is read ahead.
         repeated: whether it came once, and was corrupt: then it is not fetched again.
-        may_hold: whether a small one that is fetched may be held as it came, and not mapped in the cache on disk.
+        may_hold: says whether a small one that is fetched may be held as it came, and not mapped in the cache on disk.
         reads_cut: whether it is opened where a local file of it ends too early.
         make_room: closes open shards of a cache, which it can not evict.
     """
     far = cache.store is not None
-    is_small = cache.is_small(info) and (may_hold or not cache.keeps)
+    is_small = cache.is_small(info) and (not cache.keeps or may_hold())
     begun, work = (time.perf_counter(), time.thread_time()) if far else (0.0, 0.0)
     for attempt in (2,) if repeated else (1, 2):
         files = cache.open(info)

@@ -243,7 +243,8 @@ class _Stream:
         self.files = index.shards if isinstance(index.shards, FileShards) else None
         here = cache.small_files is not None and not options.checksums
         self.most = 0 if not here else READ_WHOLE if self.files is None else SMALL_FILE
-        self.parts = not isinstance(index.shards, LazyShards) and bool(len(index.shards)) and _is_part(index.shards[0])
+        first_files = () if isinstance(index.shards, LazyShards) or not index.shards else index.shards[0].raw
+        self.parts = bool(first_files) and first_files[0].part is not None
         self.far = cache.store is not None and cache.settings.limit is None
         self._kind = None if self.files is None else FileKind.of(self.files.format, self.files.spec, options)
         self._cache = cache
@@ -284,10 +285,6 @@ class _Stream:
             except Exception:  # noqa: BLE001, S112 - is raised again where the shard is asked for
                 continue
             yield shard, data, opened
-
-
-def _is_part(info: ShardInfo) -> bool:
-    return bool(info.raw) and info.raw[0].part is not None
 
 
 class AheadWindow:
