@@ -36,8 +36,8 @@ def make_cache(
     return DiskCache(path, store, settings, known, watch, directory)
 
 
-def check_memory(in_memory: bool, remote: object, local: object, keep_zip: bool = False) -> None:
-    """Check that nothing is asked to be kept where shards are held in memory."""
-    if in_memory and remote is not None and (local is not None or keep_zip):
+def check_memory(remote: object, local: object, keep_zip: bool = False) -> None:
+    """Check that nothing is asked to be kept, as shards are held in memory."""
+    if remote is not None and (local is not None or keep_zip):
         given = f"local={os.fspath(local)!r}" if isinstance(local, str | os.PathLike) else "keep_zip=True"
         raise ConfigError(f"{given} says where shards are kept, and cache='memory' keeps none: leave out one of them")

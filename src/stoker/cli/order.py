@@ -124,6 +124,7 @@ def open_run(args: RunArgs) -> OpenedRun:
     )
     position = EpochPosition(args.epoch)
     quarantine = None if args.quarantine is None else Quarantine(args.quarantine)
+    sample_order: SampleOrder
     if args.resume is None:
         sample_order = make_order(streams, options)
     else:

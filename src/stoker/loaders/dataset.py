@@ -222,14 +222,14 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         elif any(given is not None for given in (remote, local, format, format_options, stream_config)):
             raise ConfigError("give streams=, or remote=, local= and format= for a single one, not both")
         arguments = locals()  # as they were given, but for streams
-        subsets = as_subsets(subset)
+        subsets = () if subset is None else as_subsets(subset)
         defaults = StreamDefaults(
             download_retry=download_retry,
             download_timeout=download_timeout,
             validate_hash=validate_hash,
             keep_zip=keep_zip,
             storage_options=storage_options,
-            columns=needed_columns(columns, [*subsets, *(part for one in streams for part in one.subsets)], partition),
+            columns=None if columns is None else needed_columns(columns, subsets, streams, partition),
             in_memory=cache == "memory",
             cache_limit=None if cache_limit is None else parse_bytes(cache_limit),
             split=split,
@@ -249,7 +249,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             subsets=subsets,
             remainder=remainder,
             partition_algo=partition_algo,
-            read=replace(read, allow_unsafe_types=allow_unsafe_types or read.allow_unsafe_types),
+            read=replace(read, allow_unsafe_types=True) if allow_unsafe_types else read,
         )
         self.batch_size = batch_size
         self._opened = open_dataset(

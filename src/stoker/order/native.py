@@ -72,7 +72,7 @@ class NativeOrder:
         if settings.schedule is not None and any(source.weight != StreamWeight() for source in self.sources):
             raise ConfigError("the schedule has the streams' weights: give streams no proportion, repeat or choose")
         quotas = make_quotas(self.sources, settings, self.origin.twins)
-        self._quotas = tuple(self._with_before(quota) for quota in quotas)
+        self._quotas = tuple(map(self._with_before, quotas)) if self.origin.appended else quotas
         self._counts: Ids = np.array([quota.count for quota in self._quotas], dtype=np.int64)
         total = sum(source.table.total for source in self.sources)
         if settings.schedule is None:
@@ -90,7 +90,6 @@ class NativeOrder:
             ).num_canonical_nodes
         self._offsets = np.cumsum([0, *(len(source.table) for source in self.sources)]).tolist()
         self._timeline = self._make_timeline() if self._epoch_size else None
-        self._forget()
 
     # -- description -----------------------------------------------------------------------------------------------
 
@@ -98,6 +97,16 @@ class NativeOrder:
     def epoch_size(self) -> int:
         """Positions in an epoch."""
         return self._epoch_size
+
+    @property
+    def chosen(self) -> dict[str, int] | None:
+        """Samples of each stream in an epoch, by its name; ``None`` where a schedule says how many."""
+        if self.settings.schedule is not None:
+            return None
+        chosen = dict.fromkeys((source.name for source in self.sources), 0)
+        for quota in self._quotas:
+            chosen[quota.source.name] += quota.count
+        return chosen
 
     @property
     def repeats(self) -> bool:
@@ -182,10 +191,7 @@ class NativeOrder:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that decides which sample comes when."""
-        settings = self.settings
-        chosen: dict[str, int] = dict.fromkeys((source.name for source in self.sources), 0)
-        for quota in self._quotas:
-            chosen[quota.source.name] += quota.count
+        settings, chosen = self.settings, self.chosen
         streams = {source.name: dict(source.about) for source in self.sources}
         order: dict[str, Any] = {
             "shuffle": settings.shuffle,
@@ -202,9 +208,8 @@ class NativeOrder:
                 streams[name]["block_size"] = size
         if settings.schedule is not None:
             order["schedule"] = settings.schedule.as_dict()
-        else:
-            for name, count in chosen.items():
-                streams[name]["choose"] = count
+        for name, count in (chosen or {}).items():
+            streams[name]["choose"] = count
         if settings.sampling_method == "fixed":
             order["sampling_method"] = settings.sampling_method
             order["sampling_granularity"] = settings.sampling_granularity
@@ -411,12 +416,13 @@ class NativeOrder:
 
     # -- locators and copies --------------------------------------------------------------------------------------------
 
-    def _forget(self) -> None:
+    @cached_property
+    def _locator(self) -> StreamLocator:
         quotas, settings, nodes = self._quotas, self.settings, self._nodes
         renumber = None
         if self.origin.passed:
             renumber = Renumbering(self.origin.reached(quota.source.name) for quota in quotas)
-        self._locator = StreamLocator(
+        return StreamLocator(
             lambda number: quotas[number].shuffled(settings, nodes), self._shard_offsets(), renumber=renumber
         )
 
@@ -434,7 +440,3 @@ class NativeOrder:
     def __getstate__(self) -> dict[str, Any]:
         # Locators are made again where they are used.
         return {name: value for name, value in self.__dict__.items() if name not in ("_locator", "_static_epochs")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()

@@ -11,7 +11,6 @@ from stoker.formats.base import ReadOptions
 from stoker.order.mixture.weights import Mixture
 from stoker.order.native import NativeOrder
 from stoker.order.partition import Elastic
-from stoker.order.sample_order import SampleOrder
 from stoker.order.settings import NativeSettings, OrderChoices
 from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.pipeline.order_sources import make_sources
@@ -51,7 +50,7 @@ class OrderOptions(OrderChoices):
         return not others.isdisjoint(MOSAICML_SHUFFLES)
 
 
-def make_order(streams: Streams, options: OrderOptions) -> SampleOrder:
+def make_order(streams: Streams, options: OrderOptions) -> NativeOrder | MosaicmlOrder:
     """The sample order of opened streams.
 
     Raises:
@@ -64,12 +63,12 @@ def make_order(streams: Streams, options: OrderOptions) -> SampleOrder:
     return NativeOrder(sources, NativeSettings(**chosen))
 
 
-def set_weights(streams: Streams, sample_order: SampleOrder) -> None:
+def set_weights(streams: Streams, sample_order: NativeOrder | MosaicmlOrder) -> None:
     """Tell streams their part in an epoch, as the order has it; not where a schedule changes it."""
-    known = sample_order.as_dict()["streams"]
-    if not all("choose" in known[name] for name in streams.names):
+    chosen = sample_order.chosen
+    if chosen is None:
         return
-    counts = [int(known[name]["choose"]) for name in streams.names]
+    counts = [chosen[name] for name in streams.names]
     given = [stream.weight.proportion for stream in streams.streams]
     shares = [count if one is None else one for one, count in zip(given, counts, strict=True)]
     for stream, location, count, share in zip(streams.streams, streams.locations, counts, shares, strict=True):

@@ -15,7 +15,7 @@ from stoker.order.partition import Partition
 from stoker.order.selection import Everything, Selection, Split
 from stoker.order.settings import StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.streams.streams import Streams
+from stoker.streams.streams import Stream, Streams
 from stoker.streams.subsets import Condition, HashSplit, KeepIds, SkipIds, Subset
 from stoker.types import Nulls
 
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 
 def needed_columns(
-    columns: Sequence[str] | None, subsets: Sequence[Subset], partition: Partition | None
-) -> tuple[str, ...] | None:
+    columns: Sequence[str], subsets: Sequence[Subset], streams: Sequence[Stream], partition: Partition | None
+) -> tuple[str, ...]:
     """All columns that are read of any sample: those asked for, and those that a subset or a partition looks at."""
-    if columns is None:
-        return None
+    subsets = [*subsets, *(subset for stream in streams for subset in stream.subsets)]
     others = [name for subset in subsets if isinstance(subset, Condition) for name in subset.columns]
     if partition is not None and partition.column is not None:
         others.append(partition.column)
@@ -49,32 +48,30 @@ def make_sources(
     Raises:
         ConfigError: a subset or a partition that does not fit the data.
     """
-    offsets = streams.sample_offsets
     for subset in subsets:
-        if isinstance(subset, KeepIds | SkipIds) and len(subset.ids) and int(subset.ids[-1]) >= int(offsets[-1]):
-            raise ConfigError(
-                f"subset: id {int(subset.ids[-1])} is not in this dataset, which has {int(offsets[-1])} samples"
-            )
+        total = streams.index.samples
+        if isinstance(subset, KeepIds | SkipIds) and len(subset.ids) and int(subset.ids[-1]) >= total:
+            raise ConfigError(f"subset: id {int(subset.ids[-1])} is not in this dataset, which has {total} samples")
     sources = []
-    for number, (stream, name, location) in enumerate(
-        zip(streams.streams, streams.names, streams.locations, strict=True)
-    ):
-        first, end = int(offsets[number]), int(offsets[number + 1])
-        chosen = [*stream.subsets, *(_of_stream(subset, first, end) for subset in subsets)]
-        table = ShardTable(location.index.sizes)
+    first = 0
+    for stream, name, location in zip(streams.streams, streams.names, streams.locations, strict=True):
+        table = location.index.table
         about: dict[str, Any] = {**location.about, "samples": table.total}
-        # As they are in this stream, whatever streams come before it.
-        described = [subset.as_dict() for subset in chosen]
-        if described:
-            about["subset"] = described
+        selection: Selection = Everything(table)
+        if subsets or stream.subset is not None:
+            chosen = [*stream.subsets, *(_of_stream(subset, first, first + table.total) for subset in subsets)]
+            selection = _selection(table, location, chosen, name, options)
+            if chosen:  # as they are in this stream, whatever streams come before it
+                about["subset"] = [subset.as_dict() for subset in chosen]
+        first += table.total
         sources.append(
             StreamSource(
                 name=name,
                 table=table,
-                selection=_selection(table, location, chosen, name, options),
+                selection=selection,
                 weight=stream.weight,
                 about=about,
-                labels=_labels(location, partition, options),
+                labels=None if partition.column is None else _labels(location, partition, partition.column, options),
                 url=location.url,
                 first=location.about_first,
             )
@@ -82,14 +79,12 @@ def make_sources(
     return tuple(sources)
 
 
-def _labels(location: DatasetLocation, partition: Partition, options: ReadOptions) -> Any:
-    if partition.column is None:
-        return None
+def _labels(location: DatasetLocation, partition: Partition, column: str, options: ReadOptions) -> Any:
     from stoker.order.partition_strategies import Stratified
     from stoker.streams.labels import column_labels
 
     kind: LabelKind = "classes" if isinstance(partition, Stratified) else "hashes"
-    return column_labels(location, partition.column, kind, nulls=nulls_of(partition), options=options)
+    return column_labels(location, column, kind, nulls=nulls_of(partition), options=options)
 
 
 def nulls_of(partition: Partition) -> Nulls:

@@ -123,8 +123,10 @@ class Stream:
             if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise ConfigError(f"{where}{name} must not be negative, got {value}")
         _check_downloads(self, where)
-        as_subsets(self.subset)
-        check_format(self.format, self.remote, self.format_options, where)
+        if self.subset is not None:
+            as_subsets(self.subset)
+        if self.format is not None:
+            check_format(self.format, self.remote, self.format_options, where)
 
     def __repr__(self) -> str:
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.repr and one.name != "_"}
@@ -362,7 +364,8 @@ def _opening(one: Stream, defaults: StreamDefaults) -> dict[str, Any]:
     retry, timeout, validate, keep_zip, options = (
         getattr(defaults if getattr(one, name) is None else one, name) for name in _INHERITED
     )
-    check_memory(defaults.in_memory, one.remote, one.local, keep_zip)
+    if defaults.in_memory:
+        check_memory(one.remote, one.local, keep_zip)
     return {
         "format": one.format,
         "remote": one.remote,

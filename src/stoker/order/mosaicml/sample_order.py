@@ -376,6 +376,11 @@ class MosaicmlOrder:
         """Always: how many samples are repeated depends on the world that a state was taken in."""
         return True
 
+    @property
+    def chosen(self) -> dict[str, int]:
+        """Samples of each stream in an epoch, by its name."""
+        return {name: int(choose) for (name, _), choose in zip(self.streams, self.mixture.choose, strict=True)}
+
     def as_dict(self) -> dict[str, Any]:
         """Settings but for those that a state brings along, as the reference's states do: canonical nodes and seed."""
         settings = MosaicmlSettings.resolve(MosaicmlWorld(), batch_size=1, **self.options)
@@ -391,10 +396,8 @@ class MosaicmlOrder:
         }
         if len(self.streams) > 1:
             order["streams"] = [name for name, _ in self.streams]
-        streams = {
-            name: {**about, "choose": choose}
-            for (name, about), choose in zip(self.streams, self.mixture.choose, strict=True)
-        }
+        chosen = self.chosen
+        streams = {name: {**about, "choose": chosen[name]} for name, about in self.streams}
         return {"streams": streams, "order": order}
 
     def read_mosaicml_state(self, state: Mapping[str, Any]) -> EpochPosition:

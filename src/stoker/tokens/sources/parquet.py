@@ -300,7 +300,8 @@ def open_source(
                 )
         _check_none(given, "Megatron's files")
         return MegatronSource(names)
-    check_memory(in_memory, source, local)
+    if in_memory:
+        check_memory(source, local)
     if column is None:
         column = _find_column(source, storage_options, skip_bad=on_bad_files == "skip")
     location = open_unindexed(
