@@ -22,7 +22,15 @@ from stoker.cluster.call_stack import callers, in_other_thread, module_of
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 
-__all__ = ["REMEDY", "OuterDivision", "may_divide", "may_read_ahead", "outer_division", "skipped_batches"]
+__all__ = [
+    "REMEDY",
+    "OuterDivision",
+    "may_divide",
+    "may_read_ahead",
+    "outer_division",
+    "skipped_batches",
+    "wrappers_imported",
+]
 
 REMEDY: Final = (
     "let each rank read its own part: accelerate.data_loader.prepare_data_loader(loader, accelerator.device, "
@@ -70,15 +78,18 @@ class OuterDivision:
     direct: bool = False
 
 
+def wrappers_imported() -> bool:
+    """Whether a package is imported that has wrappers; otherwise none is around this process's datasets."""
+    return not sys.modules.keys().isdisjoint(_MODULES)  # looks up the few among the many
+
+
 def outer_division() -> OuterDivision | None:
     """The division by a wrapper that calls this process now; ``None``: there is none, and the dataset divides.
 
     Raises:
         ConfigError: there are two wrappers, one in the other, or one that would divide single batches of a dataset.
     """
-    if sys.modules.keys().isdisjoint(_MODULES):  # looks up the few among the many
-        return None
-    if in_user_code():
+    if not wrappers_imported() or in_user_code():
         return None  # a dataset that a transform reads: its samples are for the transform, not for the wrapper
     found: Any = None
     division: OuterDivision | None = None

@@ -94,6 +94,8 @@ class World:
         Raises:
             ConfigError: both are initialised, and differ.
         """
+        if sys.modules.keys().isdisjoint(("torch", "jax")):
+            return None
         torch, jax = _torch_distributed(), _jax_distributed()
         if torch is not None and jax is not None and (torch.rank, torch.world_size) != (jax.rank, jax.world_size):
             raise ConfigError(

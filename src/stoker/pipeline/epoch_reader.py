@@ -96,7 +96,11 @@ class EpochReader(RankEpochs):
         quarantine: Quarantine | None = None,
     ) -> None:
         pool.reads_cut = settings.bad_samples is not None
-        self.settings = settings = with_steps(settings, pool.index, pool.ids)
+        if settings.transform is None:
+            settings = replace(settings, stored=settings.columns)
+        else:
+            settings = with_steps(settings, pool.index, pool.ids)
+        self.settings = settings
         self.quarantine = quarantine
         steps = settings.transform.steps if isinstance(settings.transform, Chain) else ()
         # Zips and joins, and those that come with their datasets.
@@ -124,9 +128,10 @@ class EpochReader(RankEpochs):
         self._warned: set[bytes] = set()
         self._ranks = 1
         self._by_id: tuple[int, ChunkWork] | None = None
-        # Readers opened by random access must not pin more of a size-limited cache than iteration may; how many processes
-        # share it may not be known before iteration.
-        self._limit_open((rank_finder.launched() or World()).local_world_size)
+        if settings.amounts.limit is not None or self.others:
+            # Readers opened by random access must not pin more of a size-limited cache than iteration may; how many processes
+            # share it may not be known before iteration.
+            self._limit_open((rank_finder.launched() or World()).local_world_size)
 
     def with_settings(self, settings: EpochReaderSettings) -> EpochReader:
         """Another reader of the same shards in the same order, from the beginning."""
@@ -203,7 +208,8 @@ class EpochReader(RankEpochs):
     def _columns(
         self, batch_size: int, read: Callable[[Pipeline], Iterator[list[_Columns]]], override: Override | None
     ) -> Iterator[_Columns]:
-        check_override(self.settings, override)
+        if override is not None:
+            check_override(self.settings)
         _, progress, pipeline = self._start(batch_size, by_sample=False, override=override)
         division, ranks, number, look = self._division, self._ranks, 0, 0
         waits = WaitClock()
@@ -232,28 +238,12 @@ class EpochReader(RankEpochs):
         self, batch_size: int, *, by_sample: bool, override: Override | None = None
     ) -> tuple[int, Progress, Pipeline]:
         """Begin the next epoch: samples of its first batch that were delivered before, its progress, and what reads it."""
-        worker, division = LoaderWorker.detect(), self._rank_finder.division()
-        if division is not None and not by_sample:
-            # What the wrapper divides are batches of this size, not samples.
-            division = replace(division, batch_size=None, requests=division.ranks, kept=None)
-        self._division = self._counted_for = division
-        world = self._rank_finder.world
-        named = named_epoch(division, world.world_size)
-        counts = named is not None and named.number is None
-        self._rank_finder.check_thread(division, of_datasets=counts)
-        self._rank_finder.check_prepared(division)
-        self._resume.follow(named)
-        if counts and self._resume.first_to_tell(_COUNTS):
-            tell_of_counting()
-        # With world=World() a wrapper divides; where the dataset is given one of several ranks, none is around it.
-        unseen = self._rank_finder.world.world_size == 1 and may_read_ahead()
-        self._read_ahead = unseen or called_from("accelerate.data_loader")
-        if division is not None and division.sends and not division.direct and worker.count > 1:
-            raise ConfigError(
-                f"{division.wrapper} loses samples of DataLoader workers whose batches are not equally long before the "
-                "epoch's end, and the iterable between it and the dataset may make them so: use num_workers=1 or 0, or "
-                "dispatch_batches=False, with which each rank reads for itself"
-            )
+        worker, world = LoaderWorker.detect(), self._rank_finder.world
+        self._division = self._counted_for = None
+        self._read_ahead = False
+        if worker.token is not None or self._rank_finder.may_be_divided:
+            self._look_around(worker, world, by_sample=by_sample)
+        division = self._division
         data_rank = self._rank_finder.data_rank(batch_size, division, world)
         self._ranks = data_rank.world_size
         recording = recorder()
@@ -271,14 +261,14 @@ class EpochReader(RankEpochs):
             raise ConfigError("the state was taken inside a batch: resume without DataLoader workers for this epoch")
         if inside and division is not None:
             raise ConfigError("the worker's state was taken inside a batch: resume without accelerate for this epoch")
-        if worker.token is None:
+        if worker.token is None and (world.world_size > 1 or self.quarantine is not None):
             self.compare_ranks(point, data_rank, self._resume.batches_before)
         run = self._run(point, data_rank, division)
-        threads = self.threads.count(worker, sharers, 0 if by_sample else run.plan.samples)
+        threads = self.threads.count(worker, sharers, None if by_sample else run.plan)
         run_in = self.executor.plan(worker, threads, override, as_columns=not by_sample)
         self._limit_open(sharers, 0 if run_in == "threads" else self.executor.processes)
         pipeline = self.pipeline(
-            _divided(run, division),
+            run if division is None else _divided(run, division),
             worker,
             sharers=sharers,
             run_in=run_in,
@@ -295,12 +285,40 @@ class EpochReader(RankEpochs):
         )
         return point.partial or inside, self._resume.deliver(point, run.plan, begun), pipeline
 
+    def _look_around(self, worker: LoaderWorker, world: World, *, by_sample: bool) -> None:
+        """Note the division by a wrapper around this iteration, and the epoch that it names.
+
+        ConfigError where the wrapper would lose samples, or it is not known who divides.
+        """
+        division = self._rank_finder.division()
+        if division is not None and not by_sample:
+            # What the wrapper divides are batches of this size, not samples.
+            division = replace(division, batch_size=None, requests=division.ranks, kept=None)
+        self._division = self._counted_for = division
+        named = named_epoch(division, world.world_size)
+        counts = named is not None and named.number is None
+        self._rank_finder.check_thread(division, of_datasets=counts)
+        self._rank_finder.check_prepared(division)
+        self._resume.follow(named)
+        if counts and self._resume.first_to_tell(_COUNTS):
+            tell_of_counting()
+        # With world=World() a wrapper divides; where the dataset is given one of several ranks, none is around it.
+        unseen = world.world_size == 1 and may_read_ahead()
+        self._read_ahead = unseen or called_from("accelerate.data_loader")
+        if division is not None and division.sends and not division.direct and worker.count > 1:
+            raise ConfigError(
+                f"{division.wrapper} loses samples of DataLoader workers whose batches are not equally long before the "
+                "epoch's end, and the iterable between it and the dataset may make them so: use num_workers=1 or 0, or "
+                "dispatch_batches=False, with which each rank reads for itself"
+            )
+
     def _run(self, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None) -> Run:
         if division is not None:
             check_division(self.sample_order, division)
             if division.sends and division.ranks > 1 and self._resume.first_to_tell(_SENDS):
                 tell_of_sending(division)
-        self._resume.pin_quarantine(point.epoch)
+        if self.quarantine is not None:
+            self._resume.pin_quarantine(point.epoch)
         run = self._resume.run(point, data_rank)
         if self._read_ahead:
             check_skipped(point, run.plan, division)
@@ -351,17 +369,23 @@ class EpochReader(RankEpochs):
             tune: whether a tuner may change how it is read, where there is one.
             tune_threads: whether it may change how many threads read ahead.
         """
-        by_sample = not as_columns and override is None and worker.token is None
-        note_dataset(self.pool, self.settings, ahead=True, by_sample=by_sample)
+        if recorder() is not None:
+            by_sample = not as_columns and override is None and worker.token is None
+            note_dataset(self.pool, self.settings, ahead=True, by_sample=by_sample)
         steps = self.settings.steps
-        check_positions(steps, run)
+        if steps:
+            check_positions(steps, run)
         if worker.token is not None:
             steps, override = loading_steps(steps), loading_override(override)
-        lines = as_columns and worker.token is None and not self.settings.calls_functions and self.threads.parse_text
+        lines = as_columns and worker.token is None and self.threads.parse_text and not self.settings.calls_functions
         amounts = replace(self.settings.amounts, sharers=sharers, lines=lines)
+        by_shard = amounts.limit is not None and self._is_wide(amounts.limit)
         settings = replace(
-            self.settings, steps=steps, amounts=amounts, read_threads=threads, run_in=run_in, by_shard=self._is_wide()
+            self.settings, steps=steps, amounts=amounts, read_threads=threads, run_in=run_in, by_shard=by_shard
         )
+        log = notes
+        if notes is None and settings.bad_samples is not None:
+            log = self.bad_sample_log(passed)
         return Pipeline(
             self.pool,
             run,
@@ -370,7 +394,7 @@ class EpochReader(RankEpochs):
             skip,
             executor=self.executor,
             run_again=run_again if settings.replaces else None,
-            log=self.bad_sample_log(passed) if notes is None else notes,
+            log=log,
             epoch=epoch,
             one_by_one=one_by_one,
             as_columns=as_columns,
@@ -390,12 +414,12 @@ class EpochReader(RankEpochs):
         counts, own = self.pool.counts, self._bad_counts
         return BadSampleLog(self.settings.bad_samples, counts, own, passed=passed, warned=self._warned)
 
-    def _is_wide(self) -> bool:
-        """Whether the order reads more shards at once than a limited cache holds."""
-        amounts = self.settings.amounts
-        if amounts.limit is None or self.pool.options.views:  # a view would keep its shard
+    def _is_wide(self, limit: int) -> bool:
+        """Whether the order reads more shards at once than a cache of so many bytes holds."""
+        if self.pool.options.views:  # a view would keep its shard
             return False
-        return min(shards_at_once(self.sample_order), len(self.pool.index)) * amounts.shard_bytes > amounts.limit
+        at_once = min(shards_at_once(self.sample_order), len(self.pool.index))
+        return at_once * self.settings.amounts.shard_bytes > limit
 
     def _limit_open(self, sharers: int, readers: int = 0) -> None:
         self.pool.share(sharers, readers)
@@ -413,12 +437,13 @@ class EpochReader(RankEpochs):
         return {**self.__dict__, "_by_id": None}
 
 
-def _divided(run: Run, division: OuterDivision | None) -> Run | OuterRun:
-    return run if division is None else OuterRun(run.order, OuterPlan(run.plan, division))
+def _divided(run: Run, division: OuterDivision) -> OuterRun:
+    return OuterRun(run.order, OuterPlan(run.plan, division))
 
 
 def _run_again(
     resume: ResumeState, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None
 ) -> Run | OuterRun:
     """The same run in a process, which can not be sent an order that is located already."""
-    return _divided(resume.run(point, data_rank), division)
+    run = resume.run(point, data_rank)
+    return run if division is None else _divided(run, division)

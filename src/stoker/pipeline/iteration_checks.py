@@ -61,7 +61,8 @@ def check_sample_steps(
         raise ConfigError(
             "batch_map() makes whole batches, and these are single samples: iterate over batches() or a StreamingDataLoader"
         )
-    check_override(settings, override)
+    if override is not None:
+        check_override(settings)
     if settings.leaves_out and not (keeps_places or alone):
         raise ConfigError(
             f"{settings.leaves_out} leaves ranks and workers with different numbers of samples, of which others make batches "
@@ -69,13 +70,13 @@ def check_sample_steps(
         )
 
 
-def check_override(settings: EpochReaderSettings, override: Override | None) -> None:
+def check_override(settings: EpochReaderSettings) -> None:
     """See that a method of a subclass gets one sample for each id.
 
     Raises:
         ConfigError: a step gives none or several.
     """
-    if override is not None and any(step.drops or step.makes_several for step in settings.all_steps):
+    if any(step.drops or step.makes_several for step in settings.all_steps):
         raise ConfigError(
             "filter(), flat_map() and join(missing='leave_out') give no sample or several of one id, and a subclass that "
             "overrides __getitem__ gives one for each: let map() do what it does"

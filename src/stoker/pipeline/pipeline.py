@@ -113,7 +113,9 @@ class Pipeline:
         self._tunes_threads = tune_threads and not alone and settings.run_in != "processes"
         # Functions that run in the consumer's thread may draw from generators of it: the same numbers in each run.
         self._cuts = bool(self._ahead or self._tunes_threads or not (settings.calls_functions or override))
-        if self._tuner is not None and self._cuts:
+        # Of files of this machine that this thread reads as columns, no more than one step is in memory.
+        one_step = settings.amounts.near and not (self._ahead or self._one_by_one) and pool.options.tune_memory is None
+        if self._tuner is not None and self._cuts and not one_step:
             self._chunk = min(self._chunk, self._tuner.most_chunk(settings.amounts, worker))
         if settings.run_in != "threads" or (one_by_one and not self._one_by_one):
             self._chunk = min(self._chunk, MADE_AT_ONCE)
@@ -155,10 +157,7 @@ class Pipeline:
 
     def batch_lists(self) -> Iterator[list[Batch]]:
         """The same batches, in lists of those that are read in one step."""
-        return map(BatchGroup.batches, self._groups())
-
-    def _groups(self) -> Iterator[BatchGroup]:
-        return map(self._settle.group, self._chunks(self._work))
+        return map(BatchGroup.batches, map(self._settle.group, self._chunks(self._work)))
 
     def groups(self) -> Iterator[BatchGroup]:
         """The same batches, those together that are read in one step; of several workers each takes every n-th group.
@@ -171,7 +170,7 @@ class Pipeline:
                 "batches: save and load the state of the StreamingDataLoader, not that of one worker"
             )
         self._worker_takes_groups = True
-        return self._groups()
+        return map(self._settle.group, self._chunks(self._work))
 
     # -- chunks --------------------------------------------------------------------------------------------------------
 

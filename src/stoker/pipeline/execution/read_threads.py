@@ -10,6 +10,7 @@ from stoker.formats.mds.encodings import others_registered
 from stoker.formats.registry import get_format, is_own
 from stoker.index.concat_index import ConcatIndex
 from stoker.lazy import cached_property
+from stoker.order.sample_order import Plan
 from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.policy import FEW_LINES, parsers, processors
@@ -28,26 +29,28 @@ class ReadThreads:
     def __init__(self, settings: EpochReaderSettings, pool: ShardPool, others: Sequence[OtherDataset]) -> None:
         self._settings, self._pool, self._others = settings, pool, others
 
-    def count(self, worker: LoaderWorker, sharers: int, in_batches: int) -> int:
+    def count(self, worker: LoaderWorker, sharers: int, in_batches: Plan | None) -> int:
         """The threads of an iteration.
 
         Args:
             worker: this process.
             sharers: processes on this node that read through the same cache.
-            in_batches: samples to come, where they are asked for in batches; else 0.
+            in_batches: what is to come, where batches are asked for.
         """
         settings = self._settings
         if settings.read_threads is not None:
             return settings.read_threads
         if worker.token is not None:
             return 0
-        if settings.only_tokenizes:
+        if settings.steps and settings.only_tokenizes:
             return 1  # one thread at a time does
-        if settings.calls_functions:
+        if settings.steps and settings.calls_functions:
             return min(8, math.ceil(processors(1)))
         # Gathering takes less time than handing its result over from a thread; a transform may take any time, and text is
         # parsed without Python's lock.
-        return parsers(sharers) if in_batches > FEW_LINES and self.parse_text else 0
+        if in_batches is None or not self.parse_text:
+            return 0
+        return parsers(sharers) if in_batches.samples > FEW_LINES else 0
 
     def may_tune(self, threads: int) -> bool:
         """Whether a tuner may change how many threads read, where so many do without it.
@@ -56,9 +59,10 @@ class ReadThreads:
         called by one thread at a time.
         """
         settings = self._settings
-        if settings.read_threads is not None or settings.only_tokenizes:
+        if settings.read_threads is not None or (settings.steps and settings.only_tokenizes):
             return False
-        return threads > 0 or not (settings.calls_functions or self._run_foreign_code)
+        calls = bool(settings.steps) and settings.calls_functions
+        return threads > 0 or not (calls or self._run_foreign_code)
 
     @cached_property
     def parse_text(self) -> bool:

@@ -14,7 +14,13 @@ from typing import Any, Final, TypeAlias
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from, callers, in_other_thread, module_of
 from stoker.cluster.mesh import DeviceMesh, Mesh, model_parallel
-from stoker.cluster.outer_division import OuterDivision, divides_among_workers, may_divide, outer_division
+from stoker.cluster.outer_division import (
+    OuterDivision,
+    divides_among_workers,
+    may_divide,
+    outer_division,
+    wrappers_imported,
+)
 from stoker.concurrency.user_code import in_user_code
 from stoker.digests import blake2b
 from stoker.errors import ConfigError
@@ -66,7 +72,8 @@ class DataRankFinder:
     @property
     def world(self) -> World:
         """This process among all processes."""
-        return self._known() or self._inherited or World.detect()
+        # A process that has joined others knows better than the one that it has a copy from.
+        return self._given or World.of_process_group() or self._inherited or World.detect()
 
     def launched(self) -> World | None:
         """This process among all processes, where that was said; ``None`` where a trainer may yet make it one of several.
@@ -74,13 +81,14 @@ class DataRankFinder:
         A process that a trainer starts may be told the number of ranks before it is told its own: that is ``None``, too.
         """
         try:
-            return self._known() or self._inherited or World.launched()
+            return self._given or World.of_process_group() or self._inherited or World.launched()
         except ConfigError:
             return None
 
-    def _known(self) -> World | None:
-        # A process that has joined others knows better than the one that it has a copy from.
-        return self._given or World.of_process_group()
+    @property
+    def may_be_divided(self) -> bool:
+        """Whether a wrapper may divide what is delivered now, seen from here or not."""
+        return self._division is not None or wrappers_imported()
 
     def division(self) -> OuterDivision | None:
         """The wrapper that divides what is delivered now, if any; in a spawned worker, the one around its main process.
@@ -95,13 +103,14 @@ class DataRankFinder:
 
         Args:
             batch_size: samples a batch of one rank.
-            division: of the wrapper; default: of the one that is found.
+            division: of the wrapper; default: of the one that is found, if no ``world`` is given.
             world: this process among all; default: the one that is found.
 
         Raises:
             ConfigError: the world can not be divided so, or the mesh is not of its size.
         """
-        division = division or self.division()
+        if division is None and world is None:
+            division = self.division()
         if division is not None:
             return DataRank(batch_size=division.batch_size or batch_size * division.ranks)
         world = world or self.world

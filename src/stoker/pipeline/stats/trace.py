@@ -186,7 +186,7 @@ def profile_traces(paths: Sequence[str | os.PathLike[str]]) -> Profile:
 
 
 def note_dataset(pool: ShardPool, settings: EpochReaderSettings, *, ahead: bool, by_sample: bool) -> None:
-    """Note the settings of a ``StreamingDataset`` that begins to be read, where a trace runs.
+    """Note, for a trace, the settings of a ``StreamingDataset`` that begins to be read.
 
     Args:
         pool: its shards.
@@ -194,8 +194,6 @@ def note_dataset(pool: ShardPool, settings: EpochReaderSettings, *, ahead: bool,
         ahead: whether threads read ahead, and not the thread that leases work.
         by_sample: whether it is iterated over by samples that batches could have.
     """
-    if recorder() is None:
-        return
     amounts, options = settings.amounts, pool.options
     noted: dict[str, Any] = {
         "read=ReadOptions(download_threads=)": options.download_threads,

@@ -14,6 +14,7 @@ import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.shared.counters import Counts
+from stoker.concurrency.spans.recorder import recorder
 from stoker.errors import ConfigError, SampleError
 from stoker.order.sample_order import Run
 from stoker.order.shuffle.shard_table import ShardTable
@@ -174,7 +175,8 @@ class PoolSource(SampleSource):
 
     def read_ahead(self, run: Run, again: MakeRun, *, batched: bool, most: int | None) -> ChunksAhead | None:
         """See :class:`SampleSource`."""
-        note_dataset(self.pool, self._settings, ahead=False, by_sample=False)
+        if recorder() is not None:
+            note_dataset(self.pool, self._settings, ahead=False, by_sample=False)
         executor, worker = self._reader.executor, LoaderWorker.detect()
         threads = self._settings.read_threads or 0
         run_in = "threads" if self._settings.run_in == "threads" else executor.plan(worker, threads)
