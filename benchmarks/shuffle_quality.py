@@ -25,7 +25,8 @@ import numpy as np
 
 from stoker.order import ShardTable
 from stoker.order.mixture.weights import Mixture
-from stoker.order.mosaicml import MosaicmlPlan, MosaicmlSettings
+from stoker.order.mosaicml.sample_order import MosaicmlPlan
+from stoker.order.mosaicml.settings import MosaicmlSettings
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 from stoker.types import Ids
 from stoker_bench.simulate.shuffle_quality import ShuffleQuality, cache_need, measure

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from stoker.order.mixture.weights import BATCHING_METHODS, Mixture, StreamWeight
-from stoker.order.mosaicml import MosaicmlPlan, MosaicmlSettings, MosaicmlState, MosaicmlWorld
 from stoker.order.mosaicml.partition import MosaicmlPartition
+from stoker.order.mosaicml.sample_order import MosaicmlPlan
+from stoker.order.mosaicml.settings import MosaicmlSettings, MosaicmlStart, MosaicmlWorld
 from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
+from stoker.order.sample_order import EpochPosition
 from stoker.types import Ids
 
 Case = dict[str, Any]
@@ -163,13 +165,19 @@ def work_array(plan: MosaicmlPlan, workers: int) -> Ids:
     return every.reshape(shape).transpose(0, 1, 3, 2, 4)
 
 
-def state_after(plan: MosaicmlPlan, batches: int) -> MosaicmlState:
+def state_after(plan: MosaicmlPlan, batches: int) -> dict[str, int]:
     """The state that the reference's loader, on rank 0, has after ``batches`` batches."""
     settings, began = plan.settings, plan.settings.initial_physical_nodes
-    return MosaicmlState(
-        plan.epoch,
-        plan.position_after(batches) - plan.first + plan.start,
-        settings.num_canonical_nodes,
-        settings.shuffle_seed,
-        plan.world.num_nodes if began is None else began,
-    )
+    return {
+        "epoch": plan.epoch,
+        "sample_in_epoch": plan.position_after(batches) - plan.first + plan.start,
+        "num_canonical_nodes": settings.num_canonical_nodes,
+        "shuffle_seed": settings.shuffle_seed,
+        "initial_physical_nodes": plan.world.num_nodes if began is None else began,
+    }
+
+
+def start_of(position: EpochPosition) -> MosaicmlStart:
+    """The start of the run of a state of the reference."""
+    assert isinstance(position.start, MosaicmlStart)
+    return position.start

@@ -19,6 +19,7 @@ from mosaicml_cases import (
     mixture_of,
     partition_array,
     plan_of,
+    start_of,
     state_after,
     work_array,
     work_case,
@@ -28,17 +29,11 @@ from stoker import StreamingDataset
 from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError, StateError
 from stoker.order.mixture.weights import Mixture, StreamWeight
-from stoker.order.mosaicml import (
-    MosaicmlPlan,
-    MosaicmlSettings,
-    MosaicmlState,
-    MosaicmlWorld,
-    read_mosaicml_state,
-    shuffle_ids,
-)
 from stoker.order.mosaicml.partition import MosaicmlPartition
-from stoker.order.mosaicml.shuffles import choose_units, sample_counts
-from stoker.order.sample_order import Run
+from stoker.order.mosaicml.sample_order import MosaicmlPlan
+from stoker.order.mosaicml.settings import MosaicmlSettings, MosaicmlStart, MosaicmlWorld, read_mosaicml_state
+from stoker.order.mosaicml.shuffles import choose_units, sample_counts, shuffle_ids
+from stoker.order.sample_order import EpochPosition, Run
 from stoker.types import Array
 from support import write_samples
 
@@ -151,7 +146,8 @@ def test_workers_share_a_rank_s_batches(seed: int, workers: int, skip: int, toge
     assert len(batches) == len(plan)
     assert sum(map(len, batches)) == plan.samples
     assert [len(batch) for batch in batches[: plan.full_batches]] == [plan.batch_size] * plan.full_batches
-    assert [len(batch) for batch in batches[plan.full_batches :]] == [plan.tail] * bool(plan.tail)
+    tail = plan.samples % plan.batch_size
+    assert [len(batch) for batch in batches[plan.full_batches :]] == [tail] * bool(tail)
     for worker in range(workers):
         part = delivered(plan, samples=together, worker=worker, workers=workers, skip=skip)
         assert part == batches[worker + skip * workers :: workers]
@@ -163,10 +159,12 @@ def test_a_resume_continues_where_a_run_stopped(seed: int, data: st.DataObject) 
     case, ranks = plans(seed)
     assume(len(ranks[0]) > 1)
     stop = data.draw(st.integers(0, ranks[0].full_batches - 1))
-    state = read_mosaicml_state(json.loads(json.dumps(state_after(ranks[0], stop).as_dict())))
-    assert state.sample_in_epoch == case["sample_in_epoch"] + stop * ranks[0].global_batch_size
+    state = read_mosaicml_state(json.loads(json.dumps(state_after(ranks[0], stop))))
+    assert state.position == case["sample_in_epoch"] + stop * ranks[0].global_batch_size
     for plan in ranks:
-        rest = MosaicmlPlan(plan.mixture, plan.settings.resumed(state), plan.world, state.epoch, state.sample_in_epoch)
+        rest = MosaicmlPlan(
+            plan.mixture, plan.settings.resumed(start_of(state)), plan.world, state.epoch, state.position
+        )
         whole, remaining = delivered(plan), delivered(rest)
         assert len(remaining) == max(0, len(whole) - stop)
         # What fills up the last batches may be other samples: those are repeated from what is left.
@@ -293,16 +291,16 @@ def test_states_that_are_none(state: Any, said: str) -> None:
 
 def test_states_of_old_versions_lack_the_first_run_s_nodes() -> None:
     state = {"epoch": 1, "sample_in_epoch": 2, "num_canonical_nodes": 3, "shuffle_seed": 4}
-    assert read_mosaicml_state(state) == MosaicmlState(1, 2, 3, 4, None)
+    assert read_mosaicml_state(state) == EpochPosition(1, 2, start=MosaicmlStart(3, 4))
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: shuffle_ids("py9", np.array([3]), 1, 0, 0), "'py9' is unknown; known: naive, py1s"),
+        (lambda: MosaicmlSettings(4, 1, shuffle_algo="py9"), "'py9' is unknown; known: naive, py1s"),
         (lambda: shuffle_ids("py1e", np.array([3]), 4, 0, 0), "one would have none"),
         (lambda: shuffle_ids("py1br", np.array([3]), 1, 0, 0, 1), "at least 2 samples, got 1"),
-        (lambda: shuffle_ids("py1s", np.array([3]), 1, -1, 0), "must not be negative"),
+        (lambda: MosaicmlSettings(4, 1, shuffle_seed=-1), "shuffle_seed must be at least 0, got -1"),
         (lambda: MosaicmlPartition("orig", 100, 4, 3, 1, 1), "multiple of the 3 nodes"),
         (lambda: MosaicmlPartition("orig", 10, 1, 1, 1, 1, 20), "resume at sample 20"),
         (lambda: MosaicmlPartition("relaxed", 100, 4, 3, 1, 1, 0, 2), "global batch of 3"),

@@ -31,9 +31,8 @@ from mosaicml_cases import (
 from patience import PATIENCE
 from peer import PYTHON, Peer, needs_peer
 from stoker.errors import ConfigError
-from stoker.order.mosaicml import shuffle_ids
 from stoker.order.mosaicml.partition import MosaicmlPartition
-from stoker.order.mosaicml.shuffles import sample_counts
+from stoker.order.mosaicml.shuffles import sample_counts, shuffle_ids
 
 pytestmark = needs_peer
 

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mosaicml_cases import state_after
+from mosaicml_cases import start_of, state_after
 from test_mosaicml_peer import run_orders
 
 from peer import needs_peer
 from stoker.index.index import load_index
 from stoker.order.mixture.weights import Mixture, StreamWeight
-from stoker.order.mosaicml import MosaicmlPlan, MosaicmlSettings, MosaicmlWorld, read_mosaicml_state
+from stoker.order.mosaicml.sample_order import MosaicmlPlan
+from stoker.order.mosaicml.settings import MosaicmlSettings, MosaicmlStart, MosaicmlWorld, read_mosaicml_state
+from stoker.order.sample_order import EpochPosition
 from stoker.storage import open_store
 from stoker.types import Ids
 from support import write_samples
@@ -68,8 +70,11 @@ def check_pass(plan: MosaicmlPlan, workers: int, batches: list[list[int]], state
     """A pass of the reference's is the plan's beginning."""
     assert batches_of(plan, workers)[: len(batches)] == batches
     for number, state in enumerate(states, 1):
-        assert state_after(plan, number).as_dict() == state
-        assert read_mosaicml_state(state).as_dict() == state
+        assert state_after(plan, number) == state
+        begun = MosaicmlStart(
+            *(state[name] for name in ("num_canonical_nodes", "shuffle_seed", "initial_physical_nodes"))
+        )
+        assert read_mosaicml_state(state) == EpochPosition(state["epoch"], state["sample_in_epoch"], start=begun)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +105,11 @@ def test_one_process(tmp_path: Path, options: dict[str, Any], workers: int) -> N
     assert len(whole[0]) == len(MosaicmlPlan(mixture, settings))
     check_pass(MosaicmlPlan(mixture, settings, epoch=1), max(1, workers), *stopped)
     read = read_mosaicml_state(state)
-    plan = MosaicmlPlan(mixture, settings.resumed(read), epoch=read.epoch, start=read.sample_in_epoch)
+    plan = MosaicmlPlan(mixture, settings.resumed(start_of(read)), epoch=read.epoch, start=read.position)
     check_pass(plan, max(1, workers), *resumed)
     assert len(resumed[0]) == len(plan)
     assert stopped[0] + resumed[0] == batches_of(MosaicmlPlan(mixture, settings, epoch=1), 1)
-    check_pass(MosaicmlPlan(mixture, settings.resumed(read), epoch=2), max(1, workers), *after)
+    check_pass(MosaicmlPlan(mixture, settings.resumed(start_of(read)), epoch=2), max(1, workers), *after)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +144,7 @@ def test_a_mixture_on_ranks(tmp_path: Path, options: dict[str, Any], ranks: int)
         world = MosaicmlWorld(rank, 1, ranks).replicate(replication)
         settings = MosaicmlSettings.resolve(world, **options)
         check_pass(MosaicmlPlan(mixture, settings, world), 2, *first[rank][0])
-        plan = MosaicmlPlan(mixture, settings.resumed(read), world, read.epoch, read.sample_in_epoch)
+        plan = MosaicmlPlan(mixture, settings.resumed(start_of(read)), world, read.epoch, read.position)
         batches, states = second[rank][0]
         ours = batches_of(plan, 2)
         assert ours[: len(batches)] == batches

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.order import ShardTable
-from stoker.order.mosaicml import shuffle_ids
+from stoker.order.mosaicml.shuffles import shuffle_ids
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 from stoker.types import Ids
 from stoker_bench.simulate.shuffle_quality import (

@@ -22,7 +22,6 @@ Counts and entries are closed forms, but for the two that draw: O(batches) time,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -31,55 +30,8 @@ from stoker.errors import ConfigError
 from stoker.lazy import cached_property
 from stoker.order.mixture.weights import Mixture
 from stoker.order.mosaicml.partition import MosaicmlPartition
+from stoker.order.mosaicml.settings import MosaicmlSettings, MosaicmlWorld
 from stoker.types import Ids
-
-
-@dataclass(frozen=True, slots=True)
-class Dealing:
-    """The arguments that all layouts have in common: who deals entries to whom.
-
-    Attributes:
-        partition_algo: ``"orig"`` or ``"relaxed"``.
-        num_canonical_nodes: C.
-        num_nodes: P.
-        ranks_per_node: R.
-        batch_size: samples in a batch of one rank.
-        first: samples of the epoch that were read before.
-        initial_physical_nodes: nodes that a resumed run began with.
-        draw_seed: of the generator that draws which stream a batch is of.
-    """
-
-    partition_algo: str
-    num_canonical_nodes: int
-    num_nodes: int
-    ranks_per_node: int
-    batch_size: int
-    first: int
-    initial_physical_nodes: int | None
-    draw_seed: int
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks on all nodes."""
-        return self.num_nodes * self.ranks_per_node
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples in a full global batch."""
-        return self.num_ranks * self.batch_size
-
-    def partition(self, samples: int, nodes: int, ranks: int, batch_size: int, first: int = 0) -> MosaicmlPartition:
-        """Deal out ``samples`` entries."""
-        return MosaicmlPartition(
-            self.partition_algo,
-            samples,
-            self.num_canonical_nodes,
-            nodes,
-            ranks,
-            batch_size,
-            first,
-            self.initial_physical_nodes,
-        )
 
 
 class EpochLayout(ABC):
@@ -91,17 +43,58 @@ class EpochLayout(ABC):
         first: samples of the epoch that are left out, as they were read before.
         padding: samples that come a second time, so that all ranks take the same number of steps.
         shape: what must be the same in two worlds for one to finish the other's epoch, each sample once.
+
+    Raises:
+        ConfigError: numbers that do not divide each other; or too few samples for the method.
     """
 
     joint: bool = False
     rows: int
-    first: int
     padding: int = 0
     shape: tuple[int, ...] = ()
 
+    def __init__(
+        self, mixture: Mixture, settings: MosaicmlSettings, world: MosaicmlWorld, start: int, draw_seed: int
+    ) -> None:
+        """Lay out an epoch.
+
+        Args:
+            mixture: the streams, and how many samples of each an epoch has.
+            settings: see the class.
+            world: any rank of the world that reads.
+            start: samples of the epoch that were read before.
+            draw_seed: of the generator that draws which stream a batch is of.
+        """
+        self._settings = settings
+        self._batch_size = settings.batch_size
+        self._nodes, self._ranks, self._all = world.num_nodes, world.ranks_per_node, world.num_ranks
+        self._global_batch_size = self._batch_size * self._all
+        self._seed = draw_seed
+        # Global batches that were read before.
+        self._first = start // self._global_batch_size
+        self.first = self._first * self._global_batch_size
+        self._lay_out(mixture, start)
+
     @abstractmethod
-    def count(self, rank: int) -> int:
+    def _lay_out(self, mixture: Mixture, start: int) -> None:
+        """Set the attributes above."""
+
+    def _deal(self, samples: int, nodes: int, ranks: int, batch_size: int, start: int = 0) -> MosaicmlPartition:
+        settings = self._settings
+        return MosaicmlPartition(
+            settings.partition_algo,
+            samples,
+            settings.num_canonical_nodes,
+            nodes,
+            ranks,
+            batch_size,
+            start,
+            settings.initial_physical_nodes,
+        )
+
+    def count(self, rank: int) -> int:  # noqa: ARG002 - of this rank, in some layouts
         """Number of samples that a rank reads. They come in full batches, but for the last."""
+        return self.rows * self._batch_size
 
     @abstractmethod
     def entries(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
@@ -120,10 +113,8 @@ class EpochLayout(ABC):
 class _Random(EpochLayout):
     joint = True
 
-    def __init__(self, mixture: Mixture, dealing: Dealing) -> None:
-        self._partition = dealing.partition(
-            mixture.epoch_size, dealing.num_nodes, dealing.ranks_per_node, dealing.batch_size, dealing.first
-        )
+    def _lay_out(self, mixture: Mixture, start: int) -> None:
+        self._partition = self._deal(mixture.epoch_size, self._nodes, self._ranks, self._batch_size, start)
         self.rows = self._partition.batches
         self.first = self._partition.first
         self.padding = max(0, self._partition.total - max(0, mixture.epoch_size - self.first))
@@ -136,10 +127,9 @@ class _Random(EpochLayout):
 
 
 class _Stratified(EpochLayout):
-    def __init__(self, mixture: Mixture, dealing: Dealing) -> None:
+    def _lay_out(self, mixture: Mixture, start: int) -> None:  # noqa: ARG002
         _check_streams(mixture)
-        size = dealing.global_batch_size
-        self._batch_size = dealing.batch_size
+        size = self._global_batch_size
         wanted = size * np.array(mixture.proportion)
         parts = np.array([int(proportion * size) for proportion in mixture.proportion], dtype=np.int64)
         missing = size - int(parts.sum())
@@ -153,21 +143,15 @@ class _Stratified(EpochLayout):
                 "stream's proportion"
             )
         # One node whose ranks take turns reads a sequence in order; what is read is then cut anew.
-        self._partitions = [dealing.partition(count, 1, dealing.ranks_per_node, 1) for count in mixture.choose]
-        self._ranks = dealing.ranks_per_node
+        self._partitions = [self._deal(count, 1, self._ranks, 1) for count in mixture.choose]
         self._parts = parts
         self._begins = parts.cumsum() - parts
         full = min(
             partition.full_batches * self._ranks // part
             for partition, part in zip(self._partitions, parts.tolist(), strict=True)
         )
-        self._first = dealing.first // size
-        self.first = self._first * size
         self.rows = max(0, full - self._first)
         self.shape = (size, full)
-
-    def count(self, rank: int) -> int:  # noqa: ARG002
-        return self.rows * self._batch_size
 
     def entries(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
         positions = np.arange(rank * self._batch_size, (rank + 1) * self._batch_size, dtype=np.int64)
@@ -181,32 +165,22 @@ class _Stratified(EpochLayout):
 
 
 class _PerStream(EpochLayout):
-    def __init__(self, mixture: Mixture, dealing: Dealing) -> None:
+    def _lay_out(self, mixture: Mixture, start: int) -> None:  # noqa: ARG002
         _check_streams(mixture)
-        self._batch_size = dealing.batch_size
-        self._partitions = [
-            dealing.partition(count, dealing.num_nodes, dealing.ranks_per_node, dealing.batch_size)
-            for count in mixture.choose
-        ]
+        self._partitions = [self._deal(count, self._nodes, self._ranks, self._batch_size) for count in mixture.choose]
         counts = [partition.full_batches for partition in self._partitions]
         if min(counts) < 1:
             raise ConfigError(
                 f"stream {counts.index(min(counts))} has too few samples for one global batch of "
-                f"{dealing.global_batch_size}. Use smaller batches, or choose more of it"
+                f"{self._global_batch_size}. Use smaller batches, or choose more of it"
             )
-        self._first = dealing.first // dealing.global_batch_size
-        self.first = self._first * dealing.global_batch_size
         self._counts = counts
-        self._seed = dealing.draw_seed
         self.rows = max(0, sum(counts) - self._first)
-        self.shape = (dealing.global_batch_size, *counts, *(partition.width for partition in self._partitions))
+        self.shape = (self._global_batch_size, *counts, *(partition.width for partition in self._partitions))
 
     @cached_property
     def _drawn(self) -> tuple[Ids, Ids]:
         return _number(_draw(self._counts, self._seed, 1), len(self._counts))
-
-    def count(self, rank: int) -> int:  # noqa: ARG002
-        return self.rows * self._batch_size
 
     def entries(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
         all_sequences, all_numbers = self._drawn
@@ -219,32 +193,28 @@ class _PerStream(EpochLayout):
 
 
 class _DevicePerStream(EpochLayout):
-    def __init__(self, mixture: Mixture, dealing: Dealing) -> None:
+    def _lay_out(self, mixture: Mixture, start: int) -> None:  # noqa: ARG002
         _check_streams(mixture)
-        canonical, nodes, ranks = dealing.num_canonical_nodes, dealing.num_nodes, dealing.ranks_per_node
-        if canonical % nodes:
+        canonical, ranks = self._settings.num_canonical_nodes, self._ranks
+        if canonical % self._nodes:
             raise ConfigError(
-                f"device_per_stream needs num_canonical_nodes={canonical} to be a multiple of the {nodes} nodes"
+                f"device_per_stream needs num_canonical_nodes={canonical} to be a multiple of the {self._nodes} nodes"
             )
-        self._batch_size = dealing.batch_size
-        self._canonical, self._nodes, self._ranks, self._all = canonical // nodes, nodes, ranks, nodes * ranks
-        self._seed = dealing.draw_seed
+        self._canonical = canonical // self._nodes
         # Each canonical node's entries are dealt out to a node's ranks; a node goes through its canonical nodes in turn.
-        self._partitions = [dealing.partition(count, canonical, ranks, 1) for count in mixture.choose]
-        counts = [partition.batches * self._canonical * ranks // dealing.batch_size for partition in self._partitions]
+        self._partitions = [self._deal(count, canonical, ranks, 1) for count in mixture.choose]
+        counts = [partition.batches * self._canonical * ranks // self._batch_size for partition in self._partitions]
         if min(counts) < 1:
             raise ConfigError(
-                f"stream {counts.index(min(counts))} has too few samples for one batch of {dealing.batch_size} on each "
+                f"stream {counts.index(min(counts))} has too few samples for one batch of {self._batch_size} on each "
                 "node. Use smaller batches, or choose more of it"
             )
         self._counts = counts
         self._batches = sum(counts)
-        self._first = dealing.first // dealing.global_batch_size
-        self.first = self._first * dealing.global_batch_size
         # All nodes have the same number of batches, filled up (by one at least) to a multiple of the ranks.
-        self.rows = max(0, (self._batches // self._all + 1) * nodes - self._first)
+        self.rows = max(0, (self._batches // self._all + 1) * self._nodes - self._first)
         self._drawn: tuple[int, tuple[Ids, Ids]] | None = None
-        self.shape = (nodes, ranks, dealing.batch_size)
+        self.shape = (self._nodes, ranks, self._batch_size)
 
     def _draw_node(self, node: int) -> tuple[Ids, Ids]:
         if self._drawn is None or self._drawn[0] != node:
@@ -304,20 +274,10 @@ def _number(sequences: Ids, count: int) -> tuple[Ids, Ids]:
     return sequences, numbers
 
 
-_LAYOUTS: Final[dict[str, type[EpochLayout]]] = {
+LAYOUTS: Final[dict[str, type[EpochLayout]]] = {
     "random": _Random,
     "stratified": _Stratified,
     "per_stream": _PerStream,
     "device_per_stream": _DevicePerStream,
 }
-
-
-def make_layout(method: str, mixture: Mixture, dealing: Dealing) -> EpochLayout:
-    """The layout of an epoch.
-
-    Raises:
-        ConfigError: an unknown method; numbers that do not divide each other; or too few samples for the method.
-    """
-    if method not in _LAYOUTS:
-        raise ConfigError(f"batching method {method!r} is unknown; known: {', '.join(_LAYOUTS)}")
-    return _LAYOUTS[method](mixture, dealing)  # type: ignore[call-arg]
+"""The layouts by batching method."""

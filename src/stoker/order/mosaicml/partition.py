@@ -64,17 +64,6 @@ class MosaicmlPartition:
         drop_first: int = 0,
         initial_physical_nodes: int | None = None,
     ) -> None:
-        if algo not in PARTITIONS:
-            raise ConfigError(f"partition algorithm {algo!r} is unknown; known: {', '.join(PARTITIONS)}")
-        for name, value in (
-            ("num_samples", num_samples),
-            ("num_canonical_nodes", num_canonical_nodes),
-            ("num_physical_nodes", num_physical_nodes),
-            ("ranks_per_node", ranks_per_node),
-            ("batch_size", batch_size),
-        ):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
         ranks = num_physical_nodes * ranks_per_node
         self.num_physical_nodes = num_physical_nodes
         self.ranks_per_node = ranks_per_node

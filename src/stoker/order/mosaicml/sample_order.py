@@ -10,15 +10,15 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.order.mixture.weights import Mixture
-from stoker.order.mosaicml.batching import Dealing, EpochLayout, make_layout
+from stoker.order.mosaicml.batching import LAYOUTS, EpochLayout
 from stoker.order.mosaicml.settings import (
     MosaicmlSettings,
-    MosaicmlState,
+    MosaicmlStart,
     MosaicmlWorld,
     read_mosaicml_state,
 )
 from stoker.order.mosaicml.shuffles import choose_units, shuffle_ids
-from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run, Spans
+from stoker.order.sample_order import DataRank, EpochPosition, Run, Spans
 from stoker.types import Ids
 
 
@@ -55,20 +55,8 @@ class MosaicmlPlan:
     _layout: EpochLayout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.epoch < 0 or self.start < 0:
-            raise ConfigError(f"epoch and position must not be negative, got {self.epoch} and {self.start}")
-        settings = self.settings
-        dealing = Dealing(
-            partition_algo=settings.partition_algo,
-            num_canonical_nodes=settings.num_canonical_nodes,
-            num_nodes=self.world.num_nodes,
-            ranks_per_node=self.world.ranks_per_node,
-            batch_size=settings.batch_size,
-            first=self.start,
-            initial_physical_nodes=settings.initial_physical_nodes,
-            draw_seed=settings.epoch_seed(self.epoch),
-        )
-        object.__setattr__(self, "_layout", make_layout(settings.batching_method, self.mixture, dealing))
+        kind, seed = LAYOUTS[self.settings.batching_method], self.settings.epoch_seed(self.epoch)
+        object.__setattr__(self, "_layout", kind(self.mixture, self.settings, self.world, self.start, seed))
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 
@@ -86,11 +74,6 @@ class MosaicmlPlan:
     def world_size(self) -> int:
         """Number of ranks. Ranks that read the same samples count as one."""
         return self.world.num_ranks
-
-    @property
-    def num_canonical_nodes(self) -> int:
-        """Parts that samples are cut into."""
-        return self.settings.num_canonical_nodes
 
     @property
     def global_batch_size(self) -> int:
@@ -116,11 +99,6 @@ class MosaicmlPlan:
     def longest(self) -> int:
         """A rank that takes as many batches as any."""
         return 0
-
-    @property
-    def tail(self) -> int:
-        """Samples in this rank's last batch if that is not full, else 0."""
-        return self.samples % self.batch_size
 
     @property
     def padding(self) -> int:
@@ -264,27 +242,6 @@ MOSAICML_KEY = "mosaicml-streaming"
 
 
 @dataclass(frozen=True, slots=True)
-class MosaicmlStart(EpochStart):
-    """The start of a run in the reference's order, and of the epoch that it is in.
-
-    Attributes:
-        num_canonical_nodes: of the run.
-        shuffle_seed: of the run.
-        initial_physical_nodes: nodes that the run began on; 0: not known.
-        num_nodes: nodes that the epoch began on; 0: not known, as in a state of the reference.
-        ranks_per_node: ranks on each of them.
-        batch_size: samples in a batch of each rank.
-    """
-
-    num_canonical_nodes: int = 1
-    shuffle_seed: int = 0
-    initial_physical_nodes: int = 0
-    num_nodes: int = 0
-    ranks_per_node: int = 0
-    batch_size: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class MosaicmlOrder:
     """The reference's order of an epoch, for any epoch and reader.
 
@@ -402,13 +359,20 @@ class MosaicmlOrder:
 
     def read_mosaicml_state(self, state: Mapping[str, Any]) -> EpochPosition:
         """The position at which the reference's ``state_dict`` says that its run stopped."""
-        read = read_mosaicml_state(state)
-        start = MosaicmlStart(read.num_canonical_nodes, read.shuffle_seed, read.initial_physical_nodes or 0)
-        return EpochPosition(read.epoch, read.sample_in_epoch, start=start)
+        return read_mosaicml_state(state)
 
     def write_mosaicml_state(self, position: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
         """The state from which the reference resumes at the same position."""
-        return {MOSAICML_KEY: _state(position, self.epoch_start(position, data_rank)).as_dict()}
+        start = self.epoch_start(position, data_rank)
+        return {
+            MOSAICML_KEY: {
+                "epoch": position.epoch,
+                "sample_in_epoch": position.position,
+                "num_canonical_nodes": start.num_canonical_nodes,
+                "shuffle_seed": start.shuffle_seed,
+                "initial_physical_nodes": start.initial_physical_nodes or None,
+            }
+        }
 
     def _settings(self, position: EpochPosition, data_rank: DataRank) -> tuple[MosaicmlWorld, MosaicmlSettings]:
         processes = data_rank.world_size * data_rank.replication
@@ -421,18 +385,6 @@ class MosaicmlOrder:
         physical = MosaicmlWorld(data_rank.rank * data_rank.replication, nodes, data_rank.ranks_per_node)
         world = physical.replicate(data_rank.replication)
         settings = MosaicmlSettings.resolve(world, batch_size=data_rank.batch_size, **self.options)
-        start = position.start
-        if isinstance(start, MosaicmlStart):
-            settings = settings.resumed(_state(position, start))
+        if isinstance(position.start, MosaicmlStart):
+            settings = settings.resumed(position.start)
         return world, settings
-
-
-def _state(position: EpochPosition, start: MosaicmlStart) -> MosaicmlState:
-    """The reference's state at a position of a run that began so."""
-    return MosaicmlState(
-        position.epoch,
-        position.position,
-        start.num_canonical_nodes,
-        start.shuffle_seed,
-        start.initial_physical_nodes or None,
-    )

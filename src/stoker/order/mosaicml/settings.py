@@ -10,6 +10,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.order.mixture.weights import BATCHING_METHODS, SAMPLING_METHODS
 from stoker.order.mosaicml.partition import PARTITIONS
 from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
+from stoker.order.sample_order import EpochPosition, EpochStart
 
 _LEAST_BLOCK = 1 << 18
 _BLOCKS = 4_000_000
@@ -50,6 +51,27 @@ class MosaicmlWorld:
         groups = self.num_ranks // replication
         per_node = self.ranks_per_node if groups % self.ranks_per_node == 0 else groups
         return MosaicmlWorld(self.rank // replication, groups // per_node, per_node)
+
+
+@dataclass(frozen=True, slots=True)
+class MosaicmlStart(EpochStart):
+    """The start of a run in the reference's order, and of the epoch that it is in.
+
+    Attributes:
+        num_canonical_nodes: of the run.
+        shuffle_seed: of the run.
+        initial_physical_nodes: nodes that the run began on; 0: not known.
+        num_nodes: nodes that the epoch began on; 0: not known, as in a state of the reference.
+        ranks_per_node: ranks on each of them.
+        batch_size: samples in a batch of each rank.
+    """
+
+    num_canonical_nodes: int = 1
+    shuffle_seed: int = 0
+    initial_physical_nodes: int = 0
+    num_nodes: int = 0
+    ranks_per_node: int = 0
+    batch_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,44 +155,23 @@ class MosaicmlSettings:
         """Seed of the generator that draws samples of a shard."""
         return self.shuffle_seed + (epoch if self.sampling_method == "balanced" else 0)
 
-    def resumed(self, state: MosaicmlState) -> MosaicmlSettings:
+    def resumed(self, start: MosaicmlStart) -> MosaicmlSettings:
         """The settings with those that a state brings in place of one's own, as the reference takes them."""
         return replace(
             self,
-            num_canonical_nodes=state.num_canonical_nodes,
-            shuffle_seed=state.shuffle_seed,
-            initial_physical_nodes=state.initial_physical_nodes,
+            num_canonical_nodes=start.num_canonical_nodes,
+            shuffle_seed=start.shuffle_seed,
+            initial_physical_nodes=start.initial_physical_nodes or None,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class MosaicmlState:
-    """A state of the reference.
-
-    Attributes:
-        epoch: number of the epoch, from 0.
-        sample_in_epoch: samples of it that all ranks together had read, those that were repeated included.
-        num_canonical_nodes: of the run.
-        shuffle_seed: of the run.
-        initial_physical_nodes: nodes that the run began with; ``None`` in states of old versions.
-    """
-
-    epoch: int
-    sample_in_epoch: int
-    num_canonical_nodes: int
-    shuffle_seed: int
-    initial_physical_nodes: int | None = None
-
-    def as_dict(self) -> dict[str, int | None]:
-        """The state as the reference's ``state_dict`` gives it."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 _LEAST = {"epoch": 0, "sample_in_epoch": 0, "num_canonical_nodes": 1, "shuffle_seed": 0, "initial_physical_nodes": 1}
 
 
-def read_mosaicml_state(state: Any) -> MosaicmlState:
-    """Check a ``state_dict`` of the reference's dataset or loader.
+def read_mosaicml_state(state: Any) -> EpochPosition:
+    """The position that a ``state_dict`` of the reference's dataset or loader holds, and the start of its run.
+
+    The position counts the samples that all ranks together had read, those that were repeated included.
 
     Raises:
         StateError: it is none; says what is missing, unknown or out of range.
@@ -183,7 +184,7 @@ def read_mosaicml_state(state: Any) -> MosaicmlState:
         said = [f"lacks {', '.join(sorted(missing))}"] if missing else []
         said += [f"has {', '.join(sorted(map(str, unknown)))}"] if unknown else []
         raise StateError(f"this is no state of mosaicml-streaming 0.13: it {' and '.join(said)}")
-    values = {name: state.get(name) for name in _LEAST}
+    values: dict[str, Any] = {name: state.get(name) for name in _LEAST}
     for name, value in values.items():
         if value is None and name == "initial_physical_nodes":
             continue
@@ -191,4 +192,5 @@ def read_mosaicml_state(state: Any) -> MosaicmlState:
             raise StateError(
                 f"{name} in a state of mosaicml-streaming is an integer from {_LEAST[name]}, got {value!r}"
             )
-    return MosaicmlState(**values)  # type: ignore[arg-type]
+    start = MosaicmlStart(values["num_canonical_nodes"], values["shuffle_seed"], values["initial_physical_nodes"] or 0)
+    return EpochPosition(values["epoch"], values["sample_in_epoch"], start=start)

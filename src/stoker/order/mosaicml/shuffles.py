@@ -66,15 +66,8 @@ def shuffle_ids(
         int64 of shape ``(sum(shard_sizes),)``, a permutation.
 
     Raises:
-        ConfigError: an unknown algorithm; a block size for which the algorithm has no blocks; or, for ``py1e``, a
-            canonical node without samples.
+        ConfigError: a block size for which the algorithm has no blocks; or, for ``py1e``, a canonical node without samples.
     """
-    if algo not in MOSAICML_SHUFFLES:
-        raise ConfigError(f"shuffle algorithm {algo!r} is unknown; known: {', '.join(MOSAICML_SHUFFLES)}")
-    if num_canonical_nodes < 1:
-        raise ConfigError(f"num_canonical_nodes must be at least 1, got {num_canonical_nodes}")
-    if seed < 0 or seed + epoch < 0:
-        raise ConfigError(f"seed and seed + epoch must not be negative, got {seed} and epoch {epoch}")
     sizes = np.ascontiguousarray(shard_sizes, dtype=np.int64)
     # Block sizes are drawn from [low, high): where that is empty the reference stops too.
     least = {"py1br": 2, "py1e": 1}.get(algo, block_size)
@@ -387,6 +380,4 @@ def choose_units(
         all_sizes.append(sizes)
         all_ids.append(ids)
     ids = all_ids[0] if len(all_ids) == 1 else np.concatenate(all_ids)
-    if not len(ids):
-        raise ConfigError(f"stream {streams[0]} gives no samples to an epoch: raise its weight, or leave it out")
     return Units(all_sizes[0] if len(all_sizes) == 1 else np.concatenate(all_sizes), ids)
