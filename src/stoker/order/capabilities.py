@@ -1,4 +1,4 @@
-"""Optional capabilities of a sample order: a small protocol each, and a function with the default of orders without it.
+"""Optional capabilities of a sample order: a function each, with the default of orders that lack the protocol or attribute.
 
 :class:`~stoker.order.sample_order.SampleOrder` is all that an order must have. By default, an epoch does not depend on the
 world that began it or on earlier epochs, has exactly ``epoch_size`` positions, and no other program knows the order.
@@ -110,19 +110,10 @@ class StreamHistory(Protocol):
         ...
 
 
-@runtime_checkable
-class OncePerEpoch(Protocol):
-    """It is known whether an epoch may have a sample more than once."""
-
-    @property
-    def repeats(self) -> bool:
-        """Whether it may."""
-        ...
-
-
 def repeats_samples(order: SampleOrder) -> bool:
-    """Whether an epoch may have a sample more than once, those aside that are repeated at its end. Default: it may."""
-    return order.repeats if isinstance(order, OncePerEpoch) else True
+    """Whether an epoch may have a sample more than once, those aside that are repeated at its end: the order's ``repeats``.
+    Default: it may."""
+    return bool(getattr(order, "repeats", True))
 
 
 def origin_of(order: SampleOrder) -> RunOrigin:
@@ -135,34 +126,15 @@ def consumed_samples(order: SampleOrder, position: EpochPosition) -> dict[str, i
     return order.consumed(position) if isinstance(order, StreamHistory) else {}
 
 
-@runtime_checkable
-class StreamUrls(Protocol):
-    """Messages can name where the data is."""
-
-    @property
-    def urls(self) -> Mapping[str, str]:
-        """Stream name to URL; may lack any."""
-        ...
-
-
 def stream_urls(order: SampleOrder) -> Mapping[str, str]:
-    """Stream name to URL, for messages. Default: not known."""
-    return order.urls if isinstance(order, StreamUrls) else {}
-
-
-@runtime_checkable
-class ShardEstimate(Protocol):
-    """The order knows how many shards it touches at a time."""
-
-    @property
-    def shards_at_once(self) -> int:
-        """About how many shards are read at once, by all readers together."""
-        ...
+    """Stream name to URL, for messages: the order's ``urls``, which may lack any. Default: not known."""
+    urls: Mapping[str, str] = getattr(order, "urls", {})
+    return urls
 
 
 def shards_at_once(order: SampleOrder) -> int:
-    """About how many shards are read at once. Default: one."""
-    return order.shards_at_once if isinstance(order, ShardEstimate) else 1
+    """About how many shards are read at once, by all readers together: the order's ``shards_at_once``. Default: one."""
+    return int(getattr(order, "shards_at_once", 1))
 
 
 @runtime_checkable

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.order.sample_order import Spans
+from stoker.order.sample_order import Spans, check_rank
 from stoker.types import Ids
 
 Remainder = Literal["pad", "drop", "uneven"]
@@ -48,14 +48,9 @@ class BatchPlan:
     remainder: Remainder = "pad"
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
-        if not 0 <= self.rank < self.world_size:
-            raise ConfigError(f"rank {self.rank} is not in a world of {self.world_size}")
+        check_rank(self.rank, self.world_size, self.batch_size)
         if not 0 <= self.start <= self.end:
             raise ConfigError(f"position {self.start} is not in an epoch of {self.end}")
-        if self.remainder not in get_args(Remainder):
-            raise ConfigError(f"remainder must be one of {', '.join(get_args(Remainder))}, got {self.remainder!r}")
 
     @property
     def global_batch_size(self) -> int:

@@ -79,8 +79,8 @@ class NativeOrder:
             self._epoch_size = int(self._counts.sum())
         else:
             self._epoch_size = total if settings.epoch_size is None else settings.epoch_size
-        if self._epoch_size and not sum(quota.total for quota in self._quotas):
-            raise ConfigError(f"an epoch of {self._epoch_size} samples was asked of a dataset that has none")
+        if (size := self._epoch_size or settings.epoch_size) and not sum(quota.total for quota in self._quotas):
+            raise ConfigError(f"an epoch of {size} samples was asked of a dataset that has none")
         sizes = np.concatenate([source.selection.sizes for source in self.sources])
         # Each rank reads its own part: there is no need to interleave streams for nodes.
         self._nodes = 1

@@ -42,9 +42,6 @@ class Progression:
     """
 
     def __init__(self, modulus: int, residues: range) -> None:
-        _check_residues(modulus, residues[0] if residues else None, residues[-1] if residues else None)
-        if residues.step < 1:
-            raise ConfigError(f"residues must rise, got {residues}")
         self._modulus = modulus
         self._residues = residues
 
@@ -64,34 +61,6 @@ class Progression:
         return at
 
 
-class Periodic:
-    """Numbers whose remainder by a modulus is in a list, of which 8 bytes an entry are stored.
-
-    Args:
-        modulus: at least 1.
-        residues: each inside ``[0, modulus)`` and different, in any order, not none.
-    """
-
-    def __init__(self, modulus: int, residues: Sequence[int] | Ids) -> None:
-        kept = np.sort(np.asarray(residues, dtype=np.int64))
-        _check_residues(modulus, int(kept[0]) if kept.size else None, int(kept[-1]) if kept.size else None)
-        again = kept[1:][kept[1:] == kept[:-1]]
-        if again.size:
-            raise ConfigError(f"residue {int(again[0])} is listed more than once")
-        self._modulus = modulus
-        self._residues = kept
-
-    def below(self, numbers: Ids) -> Ids:
-        turns, rest = np.divmod(numbers, self._modulus)
-        below: Ids = turns * self._residues.size + np.searchsorted(self._residues, rest)
-        return below
-
-    def at(self, indices: Ids) -> Ids:
-        turns, within = np.divmod(indices, self._residues.size)
-        at: Ids = turns * self._modulus + self._residues[within]
-        return at
-
-
 class Ranges:
     """Numbers inside half-open ranges.
 
@@ -100,11 +69,6 @@ class Ranges:
     """
 
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
-        last = 0
-        for start, stop in ranges:
-            if not last <= start <= stop:
-                raise ConfigError(f"range [{start}, {stop}) is reversed, or begins before {last}, where another ends")
-            last = stop
         bounds = np.array([pair for pair in ranges if pair[0] < pair[1]], dtype=np.int64).reshape(-1, 2)
         # An empty range at 0 in front makes every search find one.
         self._starts = np.concatenate([np.zeros(1, dtype=np.int64), bounds[:, 0]])
@@ -176,16 +140,6 @@ class AllBut:
         return at
 
 
-def _check_residues(modulus: int, least: int | None, most: int | None) -> None:
-    if modulus < 1:
-        raise ConfigError(f"modulus must be at least 1, got {modulus}")
-    if least is None or most is None:
-        raise ConfigError("residues must not be empty")
-    for value in (least, most):
-        if not 0 <= value < modulus:
-            raise ConfigError(f"residue {value} is not in [0, {modulus})")
-
-
 class _ByNumber:
     """The samples of the parent whose dense numbers are in a set."""
 
@@ -216,17 +170,14 @@ class Residues(_ByNumber):
     Args:
         parent: what is chosen from.
         modulus: the divisor, at least 1.
-        residues: remainders, each in ``[0, modulus)`` and different; a ``range`` is not stored.
+        residues: remainders, rising, not none, each in ``[0, modulus)``.
         key: where given, the samples of each shard are first put in an order keyed by this and the shard's number.
     """
 
-    def __init__(
-        self, parent: Selection, modulus: int, residues: range | Sequence[int] | Ids, key: int | None = None
-    ) -> None:
-        chosen = Progression(modulus, residues) if isinstance(residues, range) else Periodic(modulus, residues)
+    def __init__(self, parent: Selection, modulus: int, residues: range, key: int | None = None) -> None:
         if key is not None:
             parent = Drawn(parent, np.zeros_like(parent.sizes), parent.sizes, key)
-        super().__init__(parent, chosen)
+        super().__init__(parent, Progression(modulus, residues))
 
 
 class Span(_ByNumber):
@@ -238,10 +189,6 @@ class Span(_ByNumber):
     """
 
     def __init__(self, parent: Selection, ranges: Sequence[tuple[int, int]]) -> None:
-        total = int(parent.sizes.sum())
-        for start, stop in ranges:
-            if stop > total:
-                raise ConfigError(f"range [{start}, {stop}) ends behind the last of {total} samples")
         super().__init__(parent, Ranges(ranges))
 
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import get_args
 
 import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.order.global_batches import BatchPlan, Remainder
-from stoker.order.sample_order import Spans
+from stoker.order.sample_order import Spans, check_rank
 from stoker.types import Ids
 
 PART_BITS = 42
@@ -44,8 +43,6 @@ class Rounds:
 
     def __init__(self, sizes: Ids) -> None:
         steps, times = np.unique(sizes, return_counts=True)
-        if steps.size and int(steps[0]) < 0:
-            raise ConfigError("sizes of parts must not be negative")
         order = None if bool((np.diff(sizes) <= 0).all()) else np.argsort(-sizes, kind="stable")
         self._set(steps, times, order)
 
@@ -62,8 +59,6 @@ class Rounds:
     def _set(self, steps: Ids, times: Ids, order: Ids | None) -> None:
         """Take the different sizes, rising, how many parts have each, and the parts from the largest to the smallest."""
         self.parts = int(times.sum())
-        if not self.parts:
-            raise ConfigError("an epoch of parts needs at least one part")
         self.smallest, self.largest = int(steps[0]), int(steps[-1])
         self._order = order
         self._slots: Ids | None = None
@@ -147,14 +142,7 @@ class PartPlan:
     _size: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
-        if not 0 <= self.rank < self.rounds.parts:
-            raise ConfigError(f"rank {self.rank} is not in a world of {self.rounds.parts}")
-        if not 0 <= self.start_round <= self.rounds.largest:
-            raise ConfigError(f"round {self.start_round} is not in an epoch of {self.rounds.largest}")
-        if self.remainder not in get_args(Remainder):
-            raise ConfigError(f"remainder must be one of {', '.join(get_args(Remainder))}, got {self.remainder!r}")
+        check_rank(self.rank, self.rounds.parts, self.batch_size)
         object.__setattr__(self, "_size", self.rounds.size(self.rank))
         if self.remainder == "pad" and self.rounds.largest and not self._size:
             raise ConfigError(
@@ -192,12 +180,6 @@ class PartPlan:
     def longest(self) -> int:
         """A rank that takes the most batches."""
         return self.rounds.largest_part
-
-    @property
-    def tail(self) -> int:
-        """Samples of the epoch, of all ranks, behind the last step in which all ranks have a full batch of their own."""
-        full = max(0, self.rounds.smallest - self.start_round) // self.batch_size
-        return self.end - self.rounds.position_of_round(self.start_round + full * self.batch_size)
 
     @property
     def padding(self) -> int:

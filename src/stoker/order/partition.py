@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Protocol
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError, StateError
@@ -107,13 +107,11 @@ class Elastic:
     even: ClassVar[bool] = False
     column: ClassVar[str | None] = None
 
-    def part(self, *_: object, **__: object) -> Selection:
+    def part(self, *_: object, **__: object) -> NoReturn:
         """There are none: raises ConfigError."""
         raise ConfigError("the elastic partition has no parts: its ranks share every global batch")
 
-    def sizes(self, *_: object, **__: object) -> Ids:
-        """There are none: raises ConfigError."""
-        raise ConfigError("the elastic partition has no parts: its ranks share every global batch")
+    sizes = part
 
     def as_dict(self) -> dict[str, Any]:
         """The strategy by name, JSON-serialisable."""

@@ -13,93 +13,15 @@ from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_array
 from stoker.order.number_sets import Numbered, Residues, Span
+from stoker.order.sample_order import check_rank
 from stoker.order.selection import Everything, Selection, dense_starts
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Array, Ids, Nulls
 
 Owners: TypeAlias = Iterator[tuple[int, Ids]]
+"""The rank of each sample, chunk by chunk, with the number of each chunk's first sample."""
 
 _CHUNK = 1 << 20
-
-
-def hashed_owners(
-    table: ShardTable, whole: Selection, labels: Array, partitions: int, world_size: int, key: int
-) -> Owners:
-    """Owners by hash of the label: partition ``hash % partitions``, which goes to rank ``partition % world_size``."""
-    for first, values in _along(table, whole, labels):
-        yield first, (mix_array(key, values) % np.uint64(partitions) % np.uint64(world_size)).astype(np.int64)
-
-
-def stratified_owners(
-    table: ShardTable, whole: Selection, labels: Array, counts: dict[int, int], world_size: int
-) -> Owners:
-    """Owners by dealing the samples, sorted by label and then by number, to the ranks in turn.
-
-    Args:
-        table: the shards.
-        whole: what is dealt.
-        labels: of all samples of the table.
-        counts: :func:`class_counts` of the same.
-        world_size: number of ranks.
-    """
-    classes = np.array(list(counts), dtype=labels.dtype)
-    sizes = np.array(list(counts.values()), dtype=np.int64)
-    dealt = np.cumsum(sizes) - sizes
-    narrow = np.min_scalar_type(max(classes.size - 1, 0))  # NumPy sorts short integers by radix
-    for first, values in _along(table, whole, labels):
-        number = np.searchsorted(classes, values).astype(narrow)
-        order = np.argsort(number, kind="stable")
-        here = np.bincount(number, minlength=classes.size)
-        # The samples of a class in this chunk, in order, follow those of earlier chunks.
-        turn = np.empty(number.size, dtype=np.int64)
-        turn[order] = np.arange(number.size) + np.repeat(dealt - (np.cumsum(here) - here), here)
-        dealt += here
-        yield first, turn % world_size
-
-
-def class_counts(table: ShardTable, whole: Selection, labels: Array) -> dict[int, int]:
-    """Samples of each label that occurs, by rising label."""
-    counts: dict[int, int] = {}
-    for _, values in _along(table, whole, labels):
-        found, times = np.unique(values, return_counts=True)
-        for label, count in zip(found.tolist(), times.tolist(), strict=True):
-            counts[label] = counts.get(label, 0) + count
-    return dict(sorted(counts.items()))
-
-
-def owned_counts(owners: Owners, world_size: int) -> Ids:
-    """Samples of each rank; int64, shape ``(world_size,)``."""
-    counts = np.zeros(world_size, dtype=np.int64)
-    for _, ranks in owners:
-        counts += np.bincount(ranks, minlength=world_size)
-    return counts
-
-
-def owned(whole: Selection, owners: Owners, rank: int, size: int) -> Selection:
-    """The ``size`` samples that ``rank`` owns."""
-    numbers = np.empty(size, dtype=np.int64)
-    found = 0
-    for first, ranks in owners:
-        here = np.flatnonzero(ranks == rank)
-        numbers[found : found + here.size] = here + first
-        found += here.size
-    return Numbered(whole, numbers)
-
-
-def _along(table: ShardTable, whole: Selection, labels: Array) -> Iterator[tuple[int, Array]]:
-    """Labels of the samples in dense order, chunk by chunk, with the number of each chunk's first sample."""
-    if isinstance(whole, Everything):
-        for first in range(0, table.total, _CHUNK):
-            yield first, np.asarray(labels[first : first + _CHUNK])
-        return
-    starts = dense_starts(whole)
-    for first in range(0, int(starts[-1]), _CHUNK):
-        numbers = np.arange(first, min(first + _CHUNK, int(starts[-1])), dtype=np.int64)
-        shards = np.searchsorted(starts, numbers, side="right") - 1
-        rows = whole.rows(shards, numbers - starts[shards])
-        yield first, np.asarray(labels[table.ids(shards, rows)])
-
-
 _TAG_HASH = 21
 
 
@@ -118,17 +40,28 @@ class Division:
     total: int
     labels: Array | None
 
+    def along(self) -> Iterator[tuple[int, Array]]:
+        """Labels of the samples in dense order, chunk by chunk, with the number of each chunk's first sample."""
+        table, whole, labels = self.table, self.whole, self.labels
+        assert labels is not None  # checked as the division was made
+        if isinstance(whole, Everything):
+            for first in range(0, table.total, _CHUNK):
+                yield first, np.asarray(labels[first : first + _CHUNK])
+            return
+        starts = dense_starts(whole)
+        for first in range(0, self.total, _CHUNK):
+            numbers = np.arange(first, min(first + _CHUNK, self.total), dtype=np.int64)
+            shards = np.searchsorted(starts, numbers, side="right") - 1
+            rows = whole.rows(shards, numbers - starts[shards])
+            yield first, np.asarray(labels[table.ids(shards, rows)])
+
 
 class _Static(ABC):
     """Base of the static strategies. A subclass says which part a rank has, and how large all are."""
 
     name: ClassVar[str]
     static: ClassVar[bool] = True
-
-    @property
-    def even(self) -> bool:
-        """Whether sizes always differ by one at most, the larger first."""
-        return False
+    even: ClassVar[bool] = False
 
     @property
     def column(self) -> str | None:
@@ -139,8 +72,7 @@ class _Static(ABC):
         self, table: ShardTable, whole: Selection, rank: int, world_size: int, labels: Array | None = None
     ) -> Selection:
         """The samples of one rank; see :meth:`stoker.order.partition.Partition.part`."""
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"rank {rank} is not in a world of {world_size}")
+        check_rank(rank, world_size)
         return self._part(self._division(table, whole, world_size, labels), rank)
 
     def sizes(self, table: ShardTable, whole: Selection, world_size: int, labels: Array | None = None) -> Ids:
@@ -154,8 +86,9 @@ class _Static(ABC):
     @abstractmethod
     def _part(self, division: Division, rank: int) -> Selection: ...
 
-    @abstractmethod
-    def _sizes(self, division: Division) -> Ids: ...
+    def _sizes(self, division: Division) -> Ids:
+        """Sizes that differ by one at most, the larger first, as those of strategies that are ``even`` do."""
+        return _dealt(division.total, division.world_size)
 
     def _division(self, table: ShardTable, whole: Selection, world_size: int, labels: Array | None) -> Division:
         total = int(whole.sizes.sum())
@@ -172,24 +105,30 @@ class _Static(ABC):
         return Division(table, whole, world_size, total, labels)
 
 
-class _Even(_Static):
-    """Strategies whose parts are equal, but that the first ranks have one sample more."""
+class _ByLabel(_Static):
+    """Strategies in which a number of each sample, its label, says whose it is."""
 
-    @property
-    def even(self) -> bool:
-        """Sizes differ by one at most."""
-        return True
+    @abstractmethod
+    def owners(self, division: Division) -> Owners:
+        """Rank of each sample."""
 
-    def _sizes(self, division: Division) -> Ids:
-        return _dealt(division.total, division.world_size)
+    def _part(self, division: Division, rank: int) -> Selection:
+        numbers = np.empty(int(self._sizes(division)[rank]), dtype=np.int64)
+        found = 0
+        for first, ranks in self.owners(division):
+            here = np.flatnonzero(ranks == rank)
+            numbers[found : found + here.size] = here + first
+            found += here.size
+        return Numbered(division.whole, numbers)
 
 
 @checked
 @dataclass(frozen=True)
-class RoundRobin(_Even):
+class RoundRobin(_Static):
     """Rank r of W has every W-th sample, from sample r on. Sizes differ by one at most; every rank needs every shard."""
 
     name: ClassVar[str] = "round_robin"
+    even: ClassVar[bool] = True
 
     def _part(self, division: Division, rank: int) -> Selection:
         return Residues(division.whole, division.world_size, range(rank, division.world_size, division.world_size))
@@ -197,10 +136,11 @@ class RoundRobin(_Even):
 
 @checked
 @dataclass(frozen=True)
-class Contiguous(_Even):
+class Contiguous(_Static):
     """Rank r has the r-th of W runs of the samples in id order. Sizes differ by one at most; few shards are shared."""
 
     name: ClassVar[str] = "contiguous"
+    even: ClassVar[bool] = True
 
     def _part(self, division: Division, rank: int) -> Selection:
         each, more = divmod(division.total, division.world_size)
@@ -210,7 +150,7 @@ class Contiguous(_Even):
 
 @checked
 @dataclass(frozen=True)
-class HashBased(_Static):
+class HashBased(_ByLabel):
     """Samples are hashed into partitions, and partition q goes to rank ``q % W``.
 
     Without a ``key``, by the sample's row in its shard: the partitions' sizes differ by one at most, nothing is
@@ -254,14 +194,16 @@ class HashBased(_Static):
         if self.key is None:
             residues = range(rank, self.num_partitions, division.world_size)
             return Residues(division.whole, self.num_partitions, residues, mix(self.hash_seed, _TAG_HASH))
-        return owned(division.whole, self.owners(division), rank, int(self._sizes(division)[rank]))
+        return super()._part(division, rank)
 
     def _sizes(self, division: Division) -> Ids:
         world_size = division.world_size
         if self.key is None:
             each, more = divmod(division.total, self.num_partitions)
             return each * _dealt(self.num_partitions, world_size) + _dealt(more, world_size)
-        sizes = owned_counts(self.owners(division), world_size)
+        sizes = np.zeros(world_size, dtype=np.int64)
+        for _, ranks in self.owners(division):
+            sizes += np.bincount(ranks, minlength=world_size)
         empty = np.flatnonzero(sizes == 0)
         if empty.size:
             raise ConfigError(
@@ -271,12 +213,10 @@ class HashBased(_Static):
         return sizes
 
     def owners(self, division: Division) -> Owners:
-        """Rank of each sample by its column's value; see :mod:`stoker.order.partition_strategies`."""
-        assert division.labels is not None  # checked as the division was made
-        key = mix(self.hash_seed, _TAG_HASH)
-        return hashed_owners(
-            division.table, division.whole, division.labels, self.num_partitions, division.world_size, key
-        )
+        """Rank of each sample by the hash of its label."""
+        key, partitions = mix(self.hash_seed, _TAG_HASH), np.uint64(self.num_partitions)
+        for first, values in division.along():
+            yield first, (mix_array(key, values) % partitions % np.uint64(division.world_size)).astype(np.int64)
 
 
 @checked
@@ -341,7 +281,7 @@ class RangeBased(_Static):
 
 @checked
 @dataclass(frozen=True)
-class Stratified(_Even):
+class Stratified(_ByLabel):
     """Every rank has its share of every class: within one sample of each class, and within one in all.
 
     The samples, sorted by class and then by id, are dealt to the ranks in turn. That takes two times through the
@@ -354,6 +294,7 @@ class Stratified(_Even):
     """
 
     name: ClassVar[str] = "stratified"
+    even: ClassVar[bool] = True
 
     label_column: str
     num_classes: int | None = None
@@ -365,23 +306,36 @@ class Stratified(_Even):
         return self.label_column
 
     def owners(self, division: Division) -> Owners:
-        """Rank of each sample; see :mod:`stoker.order.partition_strategies`."""
-        assert division.labels is not None  # checked as the division was made
+        """Rank of each sample: sorted by label and then by number, they are dealt in turn."""
         counts = self._classes(division)
-        return stratified_owners(division.table, division.whole, division.labels, counts, division.world_size)
-
-    def _part(self, division: Division, rank: int) -> Selection:
-        return owned(division.whole, self.owners(division), rank, int(self._sizes(division)[rank]))
+        assert division.labels is not None  # checked as the division was made
+        classes = np.array(list(counts), dtype=division.labels.dtype)
+        sizes = np.array(list(counts.values()), dtype=np.int64)
+        dealt = np.cumsum(sizes) - sizes
+        narrow = np.min_scalar_type(max(classes.size - 1, 0))  # NumPy sorts short integers by radix
+        for first, values in division.along():
+            number = np.searchsorted(classes, values).astype(narrow)
+            order = np.argsort(number, kind="stable")
+            here = np.bincount(number, minlength=classes.size)
+            # The samples of a class in this chunk, in order, follow those of earlier chunks.
+            turn = np.empty(number.size, dtype=np.int64)
+            turn[order] = np.arange(number.size) + np.repeat(dealt - (np.cumsum(here) - here), here)
+            dealt += here
+            yield first, turn % division.world_size
 
     def _classes(self, division: Division) -> dict[int, int]:
-        assert division.labels is not None
-        counts = class_counts(division.table, division.whole, division.labels)
+        """Samples of each label that occurs, by rising label."""
+        counts: dict[int, int] = {}
+        for _, values in division.along():
+            found, times = np.unique(values, return_counts=True)
+            for label, count in zip(found.tolist(), times.tolist(), strict=True):
+                counts[label] = counts.get(label, 0) + count
         if self.num_classes is not None and len(counts) != self.num_classes:
             raise ConfigError(
                 f"partition {self.name!r}: column {self.label_column!r} has {len(counts)} classes among these samples, "
                 f"not num_classes={self.num_classes}; leave num_classes out, or mend the labels"
             )
-        return counts
+        return dict(sorted(counts.items()))
 
 
 def _dealt(count: int, world_size: int) -> Ids:

@@ -181,6 +181,18 @@ def spans_of(plan: Plan, setting: str) -> Spans:
     return cast(SpannedPlan, plan).spans()
 
 
+def check_rank(rank: int, world_size: int, batch_size: int = 1) -> None:
+    """Check that a rank is one of a world, and its batches have samples.
+
+    Raises:
+        ConfigError: it is not, or they have none.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank {rank} is not in a world of {world_size}")
+
+
 @dataclass(frozen=True, slots=True)
 class DataRank:
     """This process among those that read different samples.
@@ -200,10 +212,7 @@ class DataRank:
     replication: int = 1
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
-        if not 0 <= self.rank < self.world_size:
-            raise ConfigError(f"rank {self.rank} is not in a world of {self.world_size}")
+        check_rank(self.rank, self.world_size, self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)

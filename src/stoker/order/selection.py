@@ -30,8 +30,8 @@ def as_fraction(value: float | Fraction, name: str) -> Fraction:
     """``value`` exactly as it is written in decimals (0.1 is a tenth), checked to lie in [0, 1]."""
     try:
         share = value if isinstance(value, Fraction) else Fraction(str(value))
-    except ValueError as error:
-        raise ConfigError(f"{name} must be a number from 0 to 1, got {value!r}") from error
+    except ValueError:
+        share = Fraction(-1)
     if not 0 <= share <= 1:
         raise ConfigError(f"{name} must be a number from 0 to 1, got {value!r}")
     return share
@@ -67,8 +67,6 @@ _TAG_START = 13
 
 _PHASES = 20
 """Bits of the resolution of time in a subsample; times 2**42 samples they fit in 63 bits."""
-
-"""Listed ids looked at at a time."""
 
 
 class Selection(Protocol):
@@ -178,11 +176,6 @@ class Sampled(Drawn):
     """
 
     def __init__(self, parent: Selection, count: int, granularity: int, key: int) -> None:
-        available = int(parent.sizes.sum())
-        if not 0 <= count <= available:
-            raise ConfigError(f"{count} samples can not be chosen out of {available}")
-        if granularity < 1:
-            raise ConfigError(f"granularity must be at least 1, got {granularity}")
         sizes = _subsample_sizes(parent.sizes, count, granularity, key)
         super().__init__(parent, np.zeros_like(sizes), sizes, mix(key, _TAG_SAMPLED))
 

@@ -201,7 +201,6 @@ def test_interpolation_in_no_number_of_steps_is_refused() -> None:
     [
         (((0,), ((0, 0),), 0), "can not be mixed in an epoch of 0 samples"),
         (((0,), ((1, 1),), 3), r"phases of \[3\] samples have \[2\]"),
-        (((0,), ((1, 1),), 2, CountingOrigin(consumed=(1,))), "1 of 2 streams have a number of samples consumed"),
         (((0,), ((1, 1),), 2, CountingOrigin(position=3)), "position 3 is not in an epoch of 2"),
     ],
 )

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from stoker.order.global_batches import BatchPlan
 from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture, Mixing
-from stoker.order.mixture.stream_locator import MixedOrder, NumberedStream, StreamLocator
+from stoker.order.mixture.stream_locator import MixedOrder, StreamLocator
+from stoker.order.sample_order import Order
 from stoker.order.selection import Everything, Sampled
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES, ShuffledStream, ShuffleSettings
@@ -36,7 +37,7 @@ class Counted:
     def __init__(self) -> None:
         self.made: list[int] = []
 
-    def __call__(self, number: int) -> NumberedStream:
+    def __call__(self, number: int) -> Order:
         self.made.append(number)
         return Rows(number)
 

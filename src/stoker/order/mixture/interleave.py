@@ -36,8 +36,8 @@ class Interleave:
 
     def __init__(self, counts: NDArray[np.integer]) -> None:
         self.counts: Ids = np.array(counts, dtype=np.int64)
-        if self.counts.ndim != 1 or not self.counts.size or int(self.counts.min()) < 0:
-            raise ConfigError("counts of streams must be one-dimensional, not empty and not negative")
+        if int(self.counts.min()) < 0:
+            raise ConfigError(f"counts of streams must not be negative, got {self.counts.tolist()}")
         self.total = sum(self.counts.tolist())
         if self.total > _MOST:
             raise ConfigError(f"{self.total} samples are more than can be mixed at once: {_MOST}")

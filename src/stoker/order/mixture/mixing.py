@@ -60,10 +60,6 @@ def _window_domain(window: int) -> Domain:
     return Domain(np.int64(window))
 
 
-def _too_many(samples: int) -> str:
-    return f"{samples} samples of a stream are asked for; a run reads at most {1 << NUMBER_BITS} of each"
-
-
 class Mixing:
     """A phase of training in which streams have fixed shares.
 
@@ -120,21 +116,20 @@ class Mixing:
         unit_counts: Sequence[int] | NDArray[np.integer] | None = None,
         first_stream: int = 0,
     ) -> None:
-        for name, value, least in (("nodes", nodes, 1), ("unit", unit, 1), ("window", window, 0)):
-            if value < least:
-                raise ConfigError(f"{name} of a mixing must be at least {least}, got {value}")
+        if unit < 1:  # as a damaged state may have it
+            raise ConfigError(f"unit of a mixing must be at least 1, got {unit}")
         self._interleave = _interleave(np.asarray(counts))
         self.counts: Ids = self._interleave.counts
         self.total = self._interleave.total
-        try:
-            self.begun: Ids = np.zeros_like(self.counts) if begun is None else np.array(begun, dtype=np.int64)
-        except OverflowError:  # more than the limit below
-            raise ConfigError(_too_many(max(map(int, begun or ())))) from None
-        if self.begun.shape != self.counts.shape or int(self.begun.min()) < 0:
-            raise ConfigError(f"{self.counts.size} streams were begun at {self.begun.tolist()}")
-        longest = int((self.begun + self.counts).max())
+        # A state may have numbers that no array holds.
+        longest = max(
+            map(sum, zip(self.counts.tolist(), map(int, () if begun is None else begun), strict=False)), default=0
+        )
         if longest > 1 << NUMBER_BITS:
-            raise ConfigError(_too_many(longest))
+            raise ConfigError(
+                f"{longest} samples of a stream are asked for; a run reads at most {1 << NUMBER_BITS} of each"
+            )
+        self.begun: Ids = np.zeros_like(self.counts) if begun is None else np.array(begun, dtype=np.int64)
         if shared and unit % nodes:
             nodes = 1
         # From here on a unit is one node's part of it.
@@ -194,12 +189,7 @@ class Mixing:
 
     def _lay_out(self, unit_counts: Sequence[int] | NDArray[np.integer] | None) -> None:
         across = self._nodes * self._unit
-        most = self.counts // across
-        units = most if unit_counts is None else np.asarray(unit_counts, dtype=np.int64)
-        if units.shape != most.shape or int(units.min()) < 0 or (units > most).any():
-            raise ConfigError(
-                f"{units.tolist()} units of {across} samples were asked of streams that have {most.tolist()}"
-            )
+        units = self.counts // across if unit_counts is None else np.asarray(unit_counts, dtype=np.int64)
         self._order = _interleave(units)
         streams = self._first_stream + np.arange(self.counts.size, dtype=np.int64)
         self._starts = (streams << NUMBER_BITS) | self.begun
@@ -301,8 +291,6 @@ class EpochMixture:
     __slots__ = ("_firsts", "_offsets", "mixings")
 
     def __init__(self, firsts: Sequence[int], offsets: Sequence[int], mixings: Sequence[Mixing]) -> None:
-        if not mixings or not len(firsts) == len(offsets) == len(mixings):
-            raise ConfigError(f"{len(mixings)} mixings have {len(firsts)} first positions and {len(offsets)} offsets")
         self._firsts: Ids = np.array(firsts, dtype=np.int64)
         self._offsets: Ids = np.array(offsets, dtype=np.int64)
         self.mixings = tuple(mixings)

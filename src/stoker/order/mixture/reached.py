@@ -22,8 +22,7 @@ import numpy as np
 from stoker.errors import StateError
 from stoker.integers import is_count
 from stoker.order.mixture.mixing import NUMBER_BITS, Mixing
-from stoker.order.mixture.stream_locator import NumberedStream
-from stoker.order.shuffle.shuffle import ShardRows
+from stoker.order.sample_order import Order
 from stoker.types import Ids
 
 _NONE: Final[Ids] = np.zeros(0, dtype=np.int64)
@@ -336,13 +335,13 @@ class AppendedStream:
 
     def __init__(
         self,
-        before: NumberedStream,
+        before: Order,
         begun: int,
         told: Before,
         left: int,
-        added: NumberedStream,
+        added: Order,
         count: int,
-        whole: NumberedStream,
+        whole: Order,
         *,
         nodes: int,
         window: int,
@@ -356,7 +355,7 @@ class AppendedStream:
             self._mixing = Mixing([left, count], [self._first, 0], nodes=nodes, window=window, key=key)
 
     def locate(self, numbers: Ids) -> tuple[Ids, Ids]:
-        """See :class:`~stoker.order.mixture.stream_locator.NumberedStream`; none is asked for that came before."""
+        """See :class:`~stoker.order.sample_order.Order`; no number is asked for that came before."""
         codes = np.empty_like(numbers)
         later = numbers >= self._begun
         index = numbers[~later] - self._first
@@ -374,26 +373,3 @@ class AppendedStream:
                     inside if stream else self._reached.numbers(inside) - self._before_begun
                 )
         return shards, rows
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SelectedShards:
-    """The samples of a selection in some shards that follow each other; see :class:`~stoker.order.shuffle.shuffle.ShardRows`.
-
-    Attributes:
-        sizes: samples in each shard, 0 in all others.
-    """
-
-    sizes: Ids
-    _selection: ShardRows
-
-    @classmethod
-    def of(cls, selection: ShardRows, first: int, end: int) -> SelectedShards:
-        """Those in the shards ``[first, end)``."""
-        sizes = np.zeros_like(selection.sizes)
-        sizes[first:end] = selection.sizes[first:end]
-        return cls(sizes, selection)
-
-    def rows(self, shards: Ids, numbers: Ids) -> Ids:
-        """Row of the ``numbers[i]``-th of them in shard ``shards[i]``."""
-        return self._selection.rows(shards, numbers)

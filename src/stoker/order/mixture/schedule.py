@@ -88,8 +88,6 @@ class Timeline:
         if epoch_size < 1:
             raise ConfigError(f"streams can not be mixed in an epoch of {epoch_size} samples")
         streams = len(counts[-1])
-        if origin.consumed and len(origin.consumed) != streams:
-            raise ConfigError(f"{len(origin.consumed)} of {streams} streams have a number of samples consumed")
         if not 0 <= origin.position <= epoch_size:
             raise ConfigError(f"position {origin.position} is not in an epoch of {epoch_size}")
         lengths = [later - start for start, later in pairwise(starts)] + [epoch_size]

@@ -7,11 +7,12 @@ A stream, or a part of one, is an endless sequence: its samples pass after pass 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
 from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture
+from stoker.order.sample_order import Order
 from stoker.order.shuffle.passes import BlockPass, PassTables
 from stoker.order.shuffle.shuffle import ShuffledStream
 from stoker.types import Array, Ids
@@ -121,19 +122,12 @@ _JOINED: Final = 4
 _UNKNOWN: Final = -2
 
 
-class NumberedStream(Protocol):
-    """An endless sequence of samples, each of which has a number."""
-
-    def locate(self, numbers: Ids, /) -> tuple[Ids, Ids]:
-        """Shard in the stream, and row in the shard, of each number; two int64 arrays of the same shape."""
-        ...
-
-
 class StreamLocator:
     """Several streams, made when they are first read. Several threads may locate single samples at once.
 
     Args:
-        make: makes the stream of a number. It is called again for a stream that was dropped, so it must be pure.
+        make: makes the stream of a number: the order of an endless sequence of samples. It is called again for a stream that
+            was dropped, so it must be pure.
         shard_offsets: for each stream, number of its first shard among the shards of all streams. Number n is a part of
             stream ``n % streams``.
         keep: how many are kept, those used last. Each costs memory for its shards. Default: 64, and no fewer
@@ -143,7 +137,7 @@ class StreamLocator:
 
     def __init__(
         self,
-        make: Callable[[int], NumberedStream],
+        make: Callable[[int], Order],
         shard_offsets: Sequence[int],
         keep: int | None = None,
         renumber: Callable[[Ids], Ids] | None = None,
@@ -152,7 +146,7 @@ class StreamLocator:
         self._renumber = renumber
         self._offsets: Ids = np.array(shard_offsets, dtype=np.int64)
         self._keep = max(_KEPT, self._offsets.size) if keep is None else keep
-        self._made: dict[int, NumberedStream] = {}  # the least recently used first
+        self._made: dict[int, Order] = {}  # the least recently used first
         # By stream: samples of a pass, 0 where that is not known yet; and two passes, with their numbers among the
         # concatenated ones. -1: the pass is located alone.
         self._sizes: Ids = np.zeros(0, dtype=np.int64)
@@ -272,7 +266,7 @@ class StreamLocator:
         self._pass_of = np.full((self._sizes.size, 2), -1, dtype=np.int64)
         self._concat_of = np.zeros((self._sizes.size, 2), dtype=np.int64)
 
-    def _stream(self, number: int) -> tuple[NumberedStream, int]:
+    def _stream(self, number: int) -> tuple[Order, int]:
         """A stream, made where need be, and number of its first shard."""
         # Each step is one operation of a dict: threads that look for samples in the places of others come here, too, and
         # at worst a stream is made twice.

@@ -10,13 +10,13 @@ from typing import Final
 from stoker.errors import ConfigError
 from stoker.integers import mix
 from stoker.lazy import cached_property
-from stoker.order.mixture.reached import AppendedStream, Before, SelectedShards
-from stoker.order.mixture.stream_locator import NumberedStream
+from stoker.order.mixture.reached import AppendedStream, Before
 from stoker.order.mixture.weights import Mixture
-from stoker.order.selection import Everything, Sampled, Selection
+from stoker.order.sample_order import Order
+from stoker.order.selection import Everything, Sampled, Selection, dense_starts
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.order.shuffle.shuffle import ShardRows, ShuffledStream, ShuffleSettings
+from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 
 _TAG_STREAMS: Final = 1
 _TAG_SAMPLED: Final = 2
@@ -56,21 +56,25 @@ class StreamQuota:
         total = int(self.selection.sizes[: self.before[-1].shards].sum())
         return self.before[-1].next_begun(total, self.total - total)
 
-    def shuffled(self, settings: NativeSettings, nodes: int) -> NumberedStream:
+    def shuffled(self, settings: NativeSettings, nodes: int) -> Order:
         """Its samples, shuffled for so many canonical nodes."""
         if not self.before:
             return self._shuffled(self.selection, self.key, settings, nodes)
+        from stoker.order.number_sets import Span
+
         ends = [*(one.shards for one in self.before), len(self.source.table)]
         keys = [*(stream_key(settings.seed, one.fingerprint, one.twin) for one in self.before), self.key]
         block_sizes = [*(one.block_size for one in self.before), None]
+        starts = dense_starts(self.selection).tolist()
         passes = [
-            self._shuffled(SelectedShards.of(self.selection, 0, end), key, settings, nodes, size)
+            self._shuffled(Span(self.selection, [(0, starts[end])]), key, settings, nodes, size)
             for end, key, size in zip(ends, keys, block_sizes, strict=True)
         ]
-        found: NumberedStream = passes[0]
+        found: Order = passes[0]
         for number, told in enumerate(self.before):
             first, end, key = ends[number], ends[number + 1], keys[number + 1]
-            added = self._shuffled(SelectedShards.of(self.selection, first, end), mix(key, _TAG_ADDED), settings, nodes)
+            chosen = Span(self.selection, [(starts[first], starts[end])])
+            added = self._shuffled(chosen, mix(key, _TAG_ADDED), settings, nodes)
             found = AppendedStream(
                 found,
                 0 if number else told.begun,
@@ -92,7 +96,7 @@ class StreamQuota:
         return self._shuffled(chosen, mix(self.key, parts, part), settings, 1)
 
     def _shuffled(
-        self, selection: ShardRows, key: int, settings: NativeSettings, nodes: int, block_size: int | None = None
+        self, selection: Selection, key: int, settings: NativeSettings, nodes: int, block_size: int | None = None
     ) -> ShuffledStream:
         whole = isinstance(selection, Everything)
         shuffle = stream_shuffle(selection, settings, nodes, block_size)
@@ -105,7 +109,7 @@ def stream_key(seed: int, fingerprint: str, twin: int) -> int:
 
 
 def stream_shuffle(
-    selection: ShardRows, settings: NativeSettings, nodes: int, block_size: int | None = None
+    selection: Selection, settings: NativeSettings, nodes: int, block_size: int | None = None
 ) -> ShuffleSettings:
     """Settings of a selection's shuffle; defaults follow from the number of its samples and shards."""
     return ShuffleSettings.resolve(
@@ -161,8 +165,6 @@ def make_quotas(
     if settings.schedule is not None:
         return tuple(StreamQuota(source, source.selection, 0, key) for source, key in zip(sources, keys, strict=True))
     if not any(totals):
-        if settings.epoch_size:
-            raise ConfigError(f"an epoch of {settings.epoch_size} samples was asked of a dataset that has none")
         return (StreamQuota(sources[0], sources[0].selection, 0, keys[0]),)
     if settings.epoch_size == 0:
         counts: Sequence[int] = [0] * len(totals)

@@ -34,12 +34,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_arrays
+from stoker.order.selection import Selection
 from stoker.order.shuffle.bijection import Domain, split_keys
 from stoker.order.shuffle.passes import BlockPass, PassTables, ShardOrderPass, ShufflePass, StoredOrderPass
 from stoker.order.shuffle.shard_table import IntervalLookup, ShardTable
@@ -89,19 +90,6 @@ _MOST_CONCATENATED: Final = 1 << 12
 _MOST_KEPT: Final = 1 << 18
 
 
-class ShardRows(Protocol):
-    """The rows of each shard that belong to a stream."""
-
-    @property
-    def sizes(self) -> Ids:
-        """Chosen samples in each shard, int64, shape ``(shards,)``."""
-        ...
-
-    def rows(self, shards: Ids, numbers: Ids, /) -> Ids:
-        """Row of the ``numbers[i]``-th chosen sample of shard ``shards[i]``; int64 of the same shape."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ShuffleSettings:
     """Settings that the order of a pass depends on, with the shards and the key.
@@ -117,13 +105,6 @@ class ShuffleSettings:
     shuffle: str
     num_canonical_nodes: int
     block_size: int
-
-    def __post_init__(self) -> None:
-        if self.shuffle not in SHUFFLES:
-            raise ConfigError(f"shuffle algorithm {self.shuffle!r} is unknown; known: {', '.join(SHUFFLES)}")
-        for name in ("num_canonical_nodes", "block_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     @classmethod
     def resolve(
@@ -142,7 +123,7 @@ class ShuffleSettings:
         shards = max(len(table), 1)
         if num_canonical_nodes is None:
             num_canonical_nodes = 1
-            if shuffle in SHUFFLES and SHUFFLES[shuffle].moves_shards:
+            if SHUFFLES[shuffle].moves_shards:
                 num_canonical_nodes = min(_DEFAULT_CANONICAL_NODES, max(1, shards // _SHARDS_PER_CANONICAL_NODE))
         if block_size is None:
             block_size = 1 << max(0, (_SHARDS_PER_BLOCK * table.total // shards - 1).bit_length())
@@ -163,7 +144,7 @@ class ShuffledStream:
     """
 
     def __init__(
-        self, table: ShardTable, settings: ShuffleSettings, key: int, selection: ShardRows | None = None
+        self, table: ShardTable, settings: ShuffleSettings, key: int, selection: Selection | None = None
     ) -> None:
         self._settings = settings
         self._key = key
