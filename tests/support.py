@@ -20,7 +20,8 @@ from stoker.cache.directory import is_cache_directory
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import open_unindexed
-from stoker.order.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, Stratified
+from stoker.order.partition import Elastic, Partition
+from stoker.order.partition_strategies import Contiguous, HashBased, RoundRobin, Stratified
 
 __all__ = [
     "COLUMNS",

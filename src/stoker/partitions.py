@@ -5,14 +5,7 @@
 ``Elastic``, the default, deals global batches; the others give each rank a part of its own. See docs/order/partitions.md.
 """
 
-from stoker.order.partition import (
-    Contiguous,
-    Elastic,
-    HashBased,
-    Partition,
-    RangeBased,
-    RoundRobin,
-    Stratified,
-)
+from stoker.order.partition import Elastic, Partition
+from stoker.order.partition_strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
 
 __all__ = ["Contiguous", "Elastic", "HashBased", "Partition", "RangeBased", "RoundRobin", "Stratified"]

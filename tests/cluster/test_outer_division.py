@@ -23,7 +23,7 @@ from stoker.cluster import LoaderWorker
 from stoker.cluster.call_stack import called_from, in_other_thread
 from stoker.cluster.outer_division import _OF_RANKS, outer_division
 from stoker.formats.mds.encodings import images
-from stoker.order.partition import RoundRobin
+from stoker.order.partition_strategies import RoundRobin
 from stoker.pipeline.ranks.data_rank import DataRankFinder
 from support import make_dataset
 

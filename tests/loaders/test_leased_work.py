@@ -36,7 +36,8 @@ from stoker.coordination.rules import leasable
 from stoker.coordination.run import RunRecords
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
-from stoker.order.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, Stratified
+from stoker.order.partition import Elastic, Partition
+from stoker.order.partition_strategies import Contiguous, HashBased, RoundRobin, Stratified
 from stoker.pipeline.workers.ranges import leased as leased_module
 from support import check_sample, make_dataset
 

@@ -19,7 +19,7 @@ from stoker import StreamingDataset
 from stoker.coordination.plan_log import apportion
 from stoker.errors import ConfigError, StateError
 from stoker.loaders.shard_loader import Checkpoint, StreamingConfig, StreamingShardLoader
-from stoker.order.partition import Contiguous, RoundRobin
+from stoker.order.partition_strategies import Contiguous, RoundRobin
 from support import check_batch, make_dataset
 
 

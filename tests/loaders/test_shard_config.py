@@ -10,7 +10,8 @@ from stoker import StreamingDataset
 from stoker.coordination import CoordinationSettings
 from stoker.errors import ConfigError, StateError
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig
-from stoker.order.partition import Elastic, RoundRobin
+from stoker.order.partition import Elastic
+from stoker.order.partition_strategies import RoundRobin
 
 RECORDED = {"version": 1, "epoch": 0, "world_size": 1, "identity": {}, "entries": []}
 ENGINE = "memory://config"

@@ -19,7 +19,8 @@ from patience import PATIENCE
 from stoker import Stream, StreamingDataset
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.loaders.shard_loader import FILLER, Checkpoint, StreamingConfig, StreamingShardLoader
-from stoker.order.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, Stratified
+from stoker.order.partition import Elastic, Partition
+from stoker.order.partition_strategies import Contiguous, HashBased, RoundRobin, Stratified
 from support import check_batch, check_sample, ids_of, make_dataset
 
 SAMPLES = 260

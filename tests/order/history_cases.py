@@ -14,7 +14,8 @@ from stoker.order.mixture.weights import Mixture, StreamWeight
 from stoker.order.mosaicml.sample_order import MosaicmlOrder
 from stoker.order.native import NativeOrder
 from stoker.order.number_sets import Without
-from stoker.order.partition import Elastic, HashBased, Partition, RangeBased
+from stoker.order.partition import Elastic, Partition
+from stoker.order.partition_strategies import HashBased, RangeBased
 from stoker.order.sample_order import Run, SampleOrder
 from stoker.order.selection import Everything, Selection, Split
 from stoker.order.settings import NativeSettings, StreamSource

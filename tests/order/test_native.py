@@ -22,15 +22,8 @@ from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.weights import StreamWeight
 from stoker.order.native import NativeOrder
 from stoker.order.number_sets import Listed, Without
-from stoker.order.partition import (
-    Contiguous,
-    Elastic,
-    HashBased,
-    Partition,
-    RangeBased,
-    RoundRobin,
-    Stratified,
-)
+from stoker.order.partition import Elastic, Partition
+from stoker.order.partition_strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
 from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Plan, Run
 from stoker.order.selection import Everything, Selection, Split, dense_starts
 from stoker.order.settings import NativeSettings, StreamSource

@@ -13,7 +13,7 @@ from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.weights import Mixture, StreamWeight
 from stoker.order.mosaicml.sample_order import MosaicmlOrder
 from stoker.order.native import NativeOrder
-from stoker.order.partition import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
+from stoker.order.partition_strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
 from stoker.order.sample_order import DataRank, EpochPosition, Order, Run, SampleOrder
 from stoker.order.selection import Everything, Split
 from stoker.order.settings import NativeSettings, StreamSource

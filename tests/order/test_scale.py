@@ -11,8 +11,8 @@ import pytest
 from stoker.order import BatchPlan, ShardTable
 from stoker.order.number_sets import Numbered
 from stoker.order.part_plan import Rounds, plan_parts
-from stoker.order.partition import Contiguous, HashBased, Partition, RangeBased, RoundRobin, Stratified
-from stoker.order.partition_strategies import Division
+from stoker.order.partition import Partition
+from stoker.order.partition_strategies import Contiguous, Division, HashBased, RangeBased, RoundRobin, Stratified
 from stoker.order.selection import Everything, Selection
 from stoker.types import Ids
 

@@ -25,7 +25,8 @@ from stoker.index.index import Index, load_index
 from stoker.order.global_batches import Remainder
 from stoker.order.left_out import run_without
 from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
-from stoker.order.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, partition_from_dict
+from stoker.order.partition import Elastic, Partition, partition_from_dict
+from stoker.order.partition_strategies import Contiguous, HashBased, RoundRobin
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.order.step import samples_of_step

@@ -12,7 +12,8 @@ from stoker.lazy import told
 from stoker.loaders.dataset import StreamingDataset
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.native import NativeOrder
-from stoker.order.partition import Elastic, Partition, RoundRobin
+from stoker.order.partition import Elastic, Partition
+from stoker.order.partition_strategies import RoundRobin
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.workers.adaptive import Adaptive, adaptive_order, planned_order
 from stoker.pipeline.workers.array_source import ArraySource, array_order

@@ -30,7 +30,6 @@ from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES, ShuffleSettings
-from stoker.types import Ids
 
 if TYPE_CHECKING:
     from stoker.order.static_epoch import StaticEpochs
@@ -59,6 +58,9 @@ class NativeOrder:
         settings: everything else.
         origin: where a run with changed streams was restarted.
 
+    Attributes:
+        epoch_size: positions in an epoch.
+
     Raises:
         ConfigError: streams, weights and settings that do not go together.
     """
@@ -73,13 +75,12 @@ class NativeOrder:
             raise ConfigError("the schedule has the streams' weights: give streams no proportion, repeat or choose")
         quotas = make_quotas(self.sources, settings, self.origin.twins)
         self._quotas = tuple(map(self._with_before, quotas)) if self.origin.appended else quotas
-        self._counts: Ids = np.array([quota.count for quota in self._quotas], dtype=np.int64)
-        total = sum(source.table.total for source in self.sources)
-        if settings.schedule is None:
-            self._epoch_size = int(self._counts.sum())
-        else:
-            self._epoch_size = total if settings.epoch_size is None else settings.epoch_size
-        if (size := self._epoch_size or settings.epoch_size) and not sum(quota.total for quota in self._quotas):
+        counts = [quota.count for quota in self._quotas]
+        self.epoch_size = sum(counts)
+        if settings.schedule is not None:
+            total = sum(source.table.total for source in self.sources)
+            self.epoch_size = total if settings.epoch_size is None else settings.epoch_size
+        if (size := self.epoch_size or settings.epoch_size) and not sum(quota.total for quota in self._quotas):
             raise ConfigError(f"an epoch of {size} samples was asked of a dataset that has none")
         sizes = np.concatenate([source.selection.sizes for source in self.sources])
         # Each rank reads its own part: there is no need to interleave streams for nodes.
@@ -88,15 +89,12 @@ class NativeOrder:
             self._nodes = ShuffleSettings.resolve(
                 ShardTable(sizes[sizes > 0]), shuffle=settings.shuffle, num_canonical_nodes=settings.num_canonical_nodes
             ).num_canonical_nodes
-        self._offsets = np.cumsum([0, *(len(source.table) for source in self.sources)]).tolist()
-        self._timeline = self._make_timeline() if self._epoch_size else None
+        names = [quota.source.name for quota in self._quotas]
+        self._timeline = None
+        if self.epoch_size:
+            self._timeline = _make_timeline(self.origin, names, counts, settings.schedule, self.epoch_size)
 
     # -- description -----------------------------------------------------------------------------------------------
-
-    @property
-    def epoch_size(self) -> int:
-        """Positions in an epoch."""
-        return self._epoch_size
 
     @property
     def chosen(self) -> dict[str, int] | None:
@@ -113,11 +111,6 @@ class NativeOrder:
         """Whether an epoch may have a sample more than once: it is not just all of every stream."""
         whole = self.settings.schedule is None and self.origin == RunOrigin()
         return not whole or any(quota.count != quota.total for quota in self._quotas)
-
-    @property
-    def num_canonical_nodes(self) -> int:
-        """C, how many spans of each stream are interleaved."""
-        return self._nodes
 
     @property
     def shards_at_once(self) -> int:
@@ -141,13 +134,13 @@ class NativeOrder:
         # Where no pass is begun, the stream is as good as one that begins.
         consumed = {name: count for name, count in origin.consumed.items() if begun.get(name, True)}
         epoch, position, rest = origin.epoch, origin.position, origin.rest
-        if position >= self._epoch_size or self._batching == "device_per_stream":
+        if position >= self.epoch_size or self._batching == "device_per_stream":
             # The epoch can not go on there: this one has fewer samples, or batches of one stream that begin elsewhere.
             epoch, position = epoch + (1 if position else 0), 0
         names = {source.name for source in self.sources}
-        if rest and position and (rest.keys() != names or sum(rest.values()) != self._epoch_size - position):
+        if rest and position and (rest.keys() != names or sum(rest.values()) != self.epoch_size - position):
             raise StateError(
-                f"this state is damaged: its 'rest' must name every stream, with {self._epoch_size - position} samples in "
+                f"this state is damaged: its 'rest' must name every stream, with {self.epoch_size - position} samples in "
                 f"all, found {rest!r}"
             )
         if not (epoch or position or consumed or origin.away):
@@ -197,7 +190,7 @@ class NativeOrder:
             "shuffle": settings.shuffle,
             "seed": settings.seed,
             "num_canonical_nodes": self._nodes,
-            "epoch_size": self._epoch_size,
+            "epoch_size": self.epoch_size,
             "partition": settings.partition.as_dict(),
         }
         if len(self.sources) > 1:
@@ -235,8 +228,8 @@ class NativeOrder:
         Raises:
             ConfigError: the world or the batch size does not fit the partition, or an epoch that was begun with another.
         """
-        if position.position > self._epoch_size:
-            raise ConfigError(f"position {position.position} is not in an epoch of {self._epoch_size}")
+        if position.position > self.epoch_size:
+            raise ConfigError(f"position {position.position} is not in an epoch of {self.epoch_size}")
         start = self.epoch_start(position, data_rank)
         if self.settings.partition.static:
             assert start is not None
@@ -258,12 +251,12 @@ class NativeOrder:
 
     def consumed(self, position: EpochPosition) -> dict[str, int]:
         """Samples used up by stream name: at the epoch's end, or before the epoch if ``position`` is its begin."""
-        if self.settings.sampling_method == "fixed" or not self._epoch_size:
+        if self.settings.sampling_method == "fixed" or not self.epoch_size:
             return {}
         # Exact between phases. Inside one, scrambled samples may be up to a window a node ahead.
         epoch = position.epoch + (1 if position.position else 0)
         first = self.origin.position if epoch == self.origin.epoch else 0
-        reached = self._mixture(self._timeline, epoch, 1, shared=False).reached(np.array([first], dtype=np.int64))
+        reached = self._mixture(self._timeline, epoch).reached(np.array([first], dtype=np.int64))
         return {quota.source.name: count for quota, count in zip(self._quotas, reached[0].tolist(), strict=True)}
 
     def reached(
@@ -282,13 +275,9 @@ class NativeOrder:
         order, streams = told["order"], told["streams"]
         names: list[str] = list(order.get("streams", streams))
         before = [origin.reached(name) for name in names]
-        counted = CountingOrigin(origin.epoch, origin.position, origin.samples, tuple(one.count for one in before))
-        if order.get("schedule") is None:
-            counts = [streams[name]["choose"] for name in names]
-            rest = [origin.rest[name] for name in names] if origin.rest else None
-            timeline = Timeline.constant(counts, counted, rest) if any(counts) else None
-        else:
-            timeline = Schedule.from_dict(order["schedule"]).timeline(names, order["epoch_size"], counted)
+        schedule = None if order.get("schedule") is None else Schedule.from_dict(order["schedule"])
+        counts = [streams[name]["choose"] for name in names] if schedule is None else []
+        timeline = _make_timeline(origin, names, counts, schedule, order.get("epoch_size", 0))
         if timeline is None:
             return RunProgress(0, dict(zip(names, before, strict=True)), dict.fromkeys(names, 0))
         if point.position > timeline.epoch_size:
@@ -297,9 +286,9 @@ class NativeOrder:
         batching = order.get("batching_method", "random") if len(names) > 1 else "random"
         had = np.zeros(0, dtype=np.int64)
         if settings.partition.static:
-            mixture, strata = self._mixture(timeline, point.epoch, 1, shared=False), True
+            mixture, strata = self._mixture(timeline, point.epoch), True
         else:
-            mixture, strata = self._elastic_mixture(timeline, point.epoch, batching, start), batching == "stratified"
+            mixture, strata = self._mixture(timeline, point.epoch, batching, start), batching == "stratified"
             if inside is not None:
                 firsts = []
                 for rank in range(inside.world_size):
@@ -329,7 +318,7 @@ class NativeOrder:
     def _run_elastic(self, position: EpochPosition, data_rank: DataRank, start: NativeStart) -> Run:
         batching = self._batching
         world, batch = start.world_size, start.batch_size
-        mixture = self._elastic_mixture(self._timeline, position.epoch, batching, start)
+        mixture = self._mixture(self._timeline, position.epoch, batching, start)
         names = [quota.source.name for quota in self._quotas]
         plan = self._elastic_plan(self._timeline, batching, mixture, position, data_rank, names)
         if batching == "stratified":  # a plan of ids, and not of positions
@@ -374,19 +363,15 @@ class NativeOrder:
             return StratifiedPlan(**common, strata=mixture, shuffled=shuffled, key=key, totals=totals, begun=begun)
         return DevicePlan(**common) if batching == "device_per_stream" else BatchPlan(**common)
 
-    def _elastic_mixture(
-        self, timeline: Timeline | None, epoch: int, batching: str, start: NativeStart
+    def _mixture(
+        self, timeline: Timeline | None, epoch: int, batching: str = "random", start: NativeStart | None = None
     ) -> EpochMixture:
-        world, batch = start.world_size, start.batch_size
-        unit = {"per_stream": world * batch, "device_per_stream": batch}.get(batching, 1) or 1
-        return self._mixture(timeline, epoch, unit, shared=batching == "per_stream")
-
-    def _mixture(self, timeline: Timeline | None, epoch: int, unit: int, *, shared: bool) -> EpochMixture:
-        """The mixings of an epoch."""
-        key = mix(self.settings.seed, TAG_MIXING)
+        """The mixings of an epoch, of which batches of one stream depend on its start."""
         if timeline is None:
             return EpochMixture([0], [0], [Mixing([0])])
-        phases = timeline.phases(epoch)
+        key, phases, unit = mix(self.settings.seed, TAG_MIXING), timeline.phases(epoch), 1
+        if start is not None and batching in ("per_stream", "device_per_stream"):
+            unit = start.batch_size * (start.world_size if batching == "per_stream" else 1) or 1
         return EpochMixture(
             [phase.first for phase in phases],
             [phase.offset for phase in phases],
@@ -398,21 +383,11 @@ class NativeOrder:
                     unit=unit,
                     window=self.settings.window,
                     key=mix(key, phase.start),
-                    shared=shared,
+                    shared=batching == "per_stream",
                 )
                 for phase in phases
             ],
         )
-
-    def _make_timeline(self) -> Timeline:
-        """The phases of training, counted from the begin of the run or the last change of its streams."""
-        names, origin = [quota.source.name for quota in self._quotas], self.origin
-        consumed = tuple(origin.consumed.get(name, 0) for name in names)
-        counted = CountingOrigin(origin.epoch, origin.position, origin.samples, consumed)
-        if self.settings.schedule is None:
-            rest = [origin.rest[name] for name in names] if origin.rest else None
-            return Timeline.constant(self._counts.tolist(), counted, rest)
-        return self.settings.schedule.timeline([source.name for source in self.sources], self._epoch_size, counted)
 
     # -- locators and copies --------------------------------------------------------------------------------------------
 
@@ -428,7 +403,8 @@ class NativeOrder:
 
     def _shard_offsets(self) -> list[int]:
         """Number of each quota's first shard among the shards of all streams."""
-        offset = dict(zip((source.name for source in self.sources), self._offsets, strict=False))
+        starts = np.cumsum([0, *(len(source.table) for source in self.sources)]).tolist()
+        offset = dict(zip((source.name for source in self.sources), starts, strict=False))
         return [offset[quota.source.name] for quota in self._quotas]
 
     @cached_property
@@ -440,3 +416,23 @@ class NativeOrder:
     def __getstate__(self) -> dict[str, Any]:
         # Locators are made again where they are used.
         return {name: value for name, value in self.__dict__.items() if name not in ("_locator", "_static_epochs")}
+
+
+def _make_timeline(
+    origin: RunOrigin, names: Sequence[str], counts: Sequence[int], schedule: Schedule | None, epoch_size: int
+) -> Timeline | None:
+    """The phases of training, counted from the begin of a run or the last change of its streams; ``None`` without samples.
+
+    Args:
+        origin: that point.
+        names: of the streams, or of the streams of the quotas.
+        counts: samples of each in an epoch, where no schedule says it.
+        schedule: that.
+        epoch_size: positions in an epoch, for a schedule.
+    """
+    consumed = tuple(origin.consumed.get(name, 0) for name in names)
+    counted = CountingOrigin(origin.epoch, origin.position, origin.samples, consumed)
+    if schedule is not None:
+        return schedule.timeline(names, epoch_size, counted)
+    rest = [origin.rest[name] for name in names] if origin.rest else None
+    return Timeline.constant(counts, counted, rest) if any(counts) else None

@@ -13,32 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError, StateError
-from stoker.lazy import lazy_names
 from stoker.order.selection import Selection
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Array, Ids
-
-if TYPE_CHECKING:
-    from stoker.order.partition_strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
-
-__all__ = [
-    "Contiguous",
-    "Elastic",
-    "HashBased",
-    "Partition",
-    "RangeBased",
-    "RoundRobin",
-    "Stratified",
-    "partition_from_dict",
-]
-
-_STATIC: Final = ("Contiguous", "HashBased", "RangeBased", "RoundRobin", "Stratified")
-# Few datasets are read by one of them.
-__getattr__ = lazy_names(__name__, dict.fromkeys(_STATIC, "stoker.order.partition_strategies"))
 
 
 class Partition(Protocol):
@@ -124,6 +105,7 @@ def partition_from_dict(values: Mapping[str, Any]) -> Partition:
     Raises:
         StateError: there is no such strategy, or it has other arguments.
     """
+    # Few datasets are read by one of them.
     from stoker.order.partition_strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
 
     kinds: tuple[type[Partition], ...] = (Elastic, RoundRobin, Contiguous, HashBased, RangeBased, Stratified)

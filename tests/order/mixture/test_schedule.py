@@ -155,11 +155,6 @@ def test_a_schedule_goes_through_json(schedule: Schedule) -> None:
     assert Schedule.from_dict(json.loads(json.dumps(schedule.as_dict()))) == schedule
 
 
-def test_an_origin_goes_through_json() -> None:
-    origin = CountingOrigin(3, 7, 10**12, (5, 6))
-    assert CountingOrigin.from_dict(json.loads(json.dumps(origin.as_dict()))) == origin
-
-
 @given(size=st.integers(1, 10**12), weights=st.tuples(WEIGHT, WEIGHT, WEIGHT).filter(any))
 def test_counts_are_exact_whatever_the_size(size: int, weights: tuple[float, float, float]) -> None:
     timeline = Schedule.parse({0: dict(zip(NAMES, weights, strict=True))}).timeline(NAMES, size)

@@ -17,17 +17,8 @@ from hypothesis import strategies as st
 from stoker.errors import ConfigError, StateError
 from stoker.order import ShardTable
 from stoker.order.number_sets import Listed
-from stoker.order.partition import (
-    Contiguous,
-    Elastic,
-    HashBased,
-    Partition,
-    RangeBased,
-    RoundRobin,
-    Stratified,
-    partition_from_dict,
-)
-from stoker.order.partition_strategies import Division
+from stoker.order.partition import Elastic, Partition, partition_from_dict
+from stoker.order.partition_strategies import Contiguous, Division, HashBased, RangeBased, RoundRobin, Stratified
 from stoker.order.selection import Everything, Selection, Split, dense_starts
 from stoker.types import Ids
 
@@ -326,7 +317,7 @@ def test_a_stored_strategy_that_is_not_known_is_refused(stored: dict[str, Any], 
 DIGEST = """
 import hashlib, numpy as np
 from stoker.order import ShardTable
-from stoker.order.partition import *
+from stoker.partitions import *
 from stoker.order.selection import Everything, Sampled, Split
 table = ShardTable(np.array([100, 7, 0, 300]))
 labels = np.arange(table.total) % 97

@@ -18,7 +18,7 @@ from stoker.cluster import World
 from stoker.concurrency.shared.counters import Count
 from stoker.coordination import Coordination
 from stoker.order.native import NativeOrder
-from stoker.order.partition import Contiguous
+from stoker.order.partition_strategies import Contiguous
 from stoker.order.selection import Everything
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable

@@ -16,7 +16,7 @@ import pytest
 from patience import PATIENCE
 from stoker import StreamingDataset
 from stoker.cluster import World
-from stoker.order.partition import Contiguous
+from stoker.order.partition_strategies import Contiguous
 from support import environ, make_dataset
 
 pytestmark = pytest.mark.processes

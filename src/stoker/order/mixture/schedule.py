@@ -30,20 +30,6 @@ class CountingOrigin:
     samples: int = 0
     consumed: tuple[int, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """By name, JSON-serialisable."""
-        return {
-            "epoch": self.epoch,
-            "position": self.position,
-            "samples": self.samples,
-            "consumed": list(self.consumed),
-        }
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> CountingOrigin:
-        """The origin that :meth:`as_dict` described."""
-        return cls(value["epoch"], value["position"], value["samples"], tuple(value["consumed"]))
-
 
 @dataclass(frozen=True, slots=True)
 class EpochPhase:

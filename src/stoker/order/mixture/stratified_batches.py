@@ -15,30 +15,18 @@ each section, so that what is left of a pass comes before the next one's.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from stoker.integers import mix, mix_array
 from stoker.order.global_batches import BatchPlan
-from stoker.order.mixture.mixing import NUMBER_BITS
+from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture
 from stoker.order.sample_order import Spans
 from stoker.order.shuffle.bijection import permute
 from stoker.types import Ids
 
 _TAG_SECTIONS: Final = 1
-
-
-class Strata(Protocol):
-    """Samples of each stream before a position, such as :class:`~stoker.order.mixture.mixing.EpochMixture`."""
-
-    def reached(self, positions: Ids, /) -> Ids:
-        """Number of each stream's next sample at positions, the epoch's end included; int64, shape ``(k, streams)``."""
-        ...
-
-    def counts(self, positions: Ids, /) -> Ids:
-        """Samples of each stream in the whole phase that each position is in; int64, shape ``(k, streams)``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +43,7 @@ class StratifiedPlan(BatchPlan):
         begun: number at which these passes begin, likewise. Default: 0.
     """
 
-    strata: Strata
+    strata: EpochMixture
     shuffled: bool = True
     key: int = 0
     totals: Ids | None = None

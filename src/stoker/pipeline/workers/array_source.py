@@ -14,7 +14,8 @@ from stoker.concurrency.shared.counters import Counts
 from stoker.display import with_article
 from stoker.errors import ConfigError, SampleError
 from stoker.order.native import NativeOrder
-from stoker.order.partition import Partition, Stratified
+from stoker.order.partition import Partition
+from stoker.order.partition_strategies import Stratified
 from stoker.order.sample_order import Run
 from stoker.order.selection import Everything
 from stoker.order.settings import NativeSettings, StreamSource
