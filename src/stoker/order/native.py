@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
@@ -65,12 +65,15 @@ class NativeOrder:
         ConfigError: streams, weights and settings that do not go together.
     """
 
+    start_type: ClassVar = NativeStart
+
     def __init__(
         self, sources: Sequence[StreamSource], settings: NativeSettings, origin: RunOrigin | None = None
     ) -> None:
         self.sources = tuple(sources)
         self.settings = settings
         self.origin = RunOrigin() if origin is None else origin
+        self._batching = settings.batching_method if len(self.sources) > 1 else "random"
         if settings.schedule is not None and any(source.weight != StreamWeight() for source in self.sources):
             raise ConfigError("the schedule has the streams' weights: give streams no proportion, repeat or choose")
         quotas = make_quotas(self.sources, settings, self.origin.twins)
@@ -236,11 +239,6 @@ class NativeOrder:
             return self._static_epochs.run(position, data_rank, start.world_size, start.batch_size)
         return self._run_elastic(position, data_rank, start or NativeStart())
 
-    @property
-    def start_type(self) -> type[NativeStart]:
-        """The fields that a state keeps of an epoch's start."""
-        return NativeStart
-
     def epoch_start(self, position: EpochPosition, data_rank: DataRank) -> NativeStart | None:
         """The world and the batch size that the epoch began with, where its order depends on them."""
         if not self.settings.partition.static and self._batching not in ("per_stream", "device_per_stream"):
@@ -309,11 +307,6 @@ class NativeOrder:
         ends = mixture.reached(np.array([timeline.epoch_size]))[0].tolist()
         left = {name: end - found[name].count for name, end in zip(names, ends, strict=True)}
         return RunProgress(point.position + len(had), found, left)
-
-    @property
-    def _batching(self) -> str:
-        """The batching method; ``"random"`` for a stream alone."""
-        return self.settings.batching_method if len(self.sources) > 1 else "random"
 
     def _run_elastic(self, position: EpochPosition, data_rank: DataRank, start: NativeStart) -> Run:
         batching = self._batching

@@ -152,7 +152,8 @@ class StreamLocator:
         self._sizes: Ids = np.zeros(0, dtype=np.int64)
         self._pass_of: Ids
         self._concat_of: Ids
-        self._forget()
+        self._concat: ConcatPasses
+        self._count = 0
 
     def locate(self, codes: Ids) -> tuple[Ids, Ids]:
         """Shard number among those of all streams, and row in the shard, of each code; two int64 arrays of its shape."""
@@ -196,7 +197,7 @@ class StreamLocator:
         self, streams: list[int], starts: list[int], ends: list[int], numbers: Ids, shards: Ids, rows: Ids
     ) -> None:
         """Likewise, in one call for all streams whose passes can be concatenated."""
-        if self._count > _JOINED * self._keep:
+        if not self._sizes.size or self._count > _JOINED * self._keep:
             self._forget()
         numbers_of = np.array(streams, dtype=np.int64)
         self._look_at(numbers_of)

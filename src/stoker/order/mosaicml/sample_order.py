@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -257,6 +257,7 @@ class MosaicmlOrder:
     streams: Sequence[tuple[str, Mapping[str, Any]]]
     options: Mapping[str, Any]
     urls: Mapping[str, str] = field(default_factory=dict)
+    start_type: ClassVar = MosaicmlStart
 
     def __post_init__(self) -> None:
         # Bad settings are said at once, not when the first batch is asked for.
@@ -304,11 +305,6 @@ class MosaicmlOrder:
                     "does, which loses and repeats samples"
                 )
         return Run(self.mixture.table(), plan)
-
-    @property
-    def start_type(self) -> type[MosaicmlStart]:
-        """The fields that a state keeps of the starts of run and epoch."""
-        return MosaicmlStart
 
     def epoch_start(self, position: EpochPosition, data_rank: DataRank) -> MosaicmlStart:
         """The starts of run and epoch."""

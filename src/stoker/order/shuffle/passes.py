@@ -274,6 +274,7 @@ class BlockPass(ShardOrderPass):
         usual = self.total // self._block_sizes.size
         self._bits = max(1, (usual.bit_length() >> 1) - 1)
         self._word: Any = word_of(int(self._block_sizes.max()) >> self._bits, self._bits)
+        self._key_factor = np.asarray(_KEY_FACTOR & np.iinfo(self._word).max, dtype=self._word)
 
     def _block_keys(self, keys: Sequence[int]) -> Array:
         """Of each block of passes with these keys: one word of key. The other is a multiple of it, which costs less."""
@@ -294,10 +295,6 @@ class BlockPass(ShardOrderPass):
     @cached_property
     def _domains(self) -> Domain:
         return Domain(self._block_sizes, bits=self._bits, rounds=_ROUNDS, taken=True)
-
-    @cached_property
-    def _key_factor(self) -> Array:
-        return np.asarray(_KEY_FACTOR & np.iinfo(self._word).max, dtype=self._word)
 
     def offsets(self, numbers: Ids) -> Ids:
         offsets = super().offsets(numbers)
