@@ -11,9 +11,11 @@ import json
 import random
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -24,14 +26,17 @@ import pytest
 
 from patience import PATIENCE
 from stoker import (
+    Adaptive,
     BadSamples,
     HashSplit,
     MDSWriter,
     ReadOptions,
     SkipIds,
     Stream,
+    StreamingConfig,
     StreamingDataLoader,
     StreamingDataset,
+    StreamingShardLoader,
     Where,
     World,
 )
@@ -366,6 +371,13 @@ class Run:
                 return []
         return rows
 
+    def like_made(self, found: Row) -> Row:
+        """A row that came, with the unknown values of what the model makes of its sample."""
+        made = self.made(found["x"])
+        assert isinstance(made, list), f"{found} came, which is {made}"
+        assert made[0].keys() == found.keys()
+        return {name: ANY if made[0][name] is ANY else value for name, value in found.items()}
+
     def check_batch(self, wanted: Sequence[int], rows: Sequence[Row]) -> None:
         """See that the function of batches had the samples of one, as the steps before it make them."""
         before = [self.made(x, self.steps[: self.steps.index("batch_map")]) for x in wanted]
@@ -623,6 +635,45 @@ def smaller_run(
 
 def test_drawn_runs_are_those_of_the_model(data: Path, tmp_path: Path, first: int) -> None:
     travel(data, tmp_path / "cache", first, TOGETHER, processes=False)
+
+
+def leased(lot: Lot, data: Path, cache: Path, name: str) -> None:
+    """What two workers have of leased work that is drawn is what the model makes of the samples of the epoch."""
+    run = Run.draw(lot)
+    run.quarantine = []
+    run.options |= {"remainder": "uneven", "num_canonical_nodes": 1}
+    if "zip" in run.steps:
+        run.steps = [step for step in run.steps if not step.startswith("join")]  # of datasets of one name
+    run.options.pop("batching_method", None)
+    batch_size = lot.choice((None, 1, 4, 7)) if "batch_map" not in run.steps else lot.choice((1, 4, 7))
+    loaders = []
+    for rank in range(2):
+        dataset = run.opened(data, cache, World(rank, 2), 4, ReadOptions(read_threads=lot.choice((0, 2))), lot)
+        config = StreamingConfig(2, rank, Adaptive(), coordinator=f"memory://{name}", batch_size=batch_size)
+        loaders.append(StreamingShardLoader(dataset, config))
+    with ThreadPoolExecutor(2) as pool:
+        taken: list[Any] = list(chain.from_iterable(pool.map(list, loaders)))
+    assert loaders[0].progress().finished
+    for one in loaders:
+        one.close()
+    got = [row for part in taken for row in ([part] if batch_size is None else rows_of(part))]
+    unknown, wanted = 0, Counter[frozenset[Any]]()
+    for sample in run.plain(data, 4):
+        made = run.made(int(sample["x"]))
+        unknown += made == "replaced" or (made == "bad" and run.bad == "replace")
+        wanted.update(map(known_of, made if isinstance(made, list) else ()))
+    others = Counter(known_of(run.like_made({name: plain_value(value) for name, value in row.items()})) for row in got)
+    assert not wanted - others, f"{run}: these did not come: {wanted - others}"
+    assert (others - wanted).total() == unknown, f"{run}: these came beside: {others - wanted}"
+
+
+def known_of(row: Row) -> frozenset[Any]:
+    return frozenset((name, value) for name, value in row.items() if value is not ANY)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drawn_leased_work_is_that_of_the_model(data: Path, tmp_path: Path, seed: int) -> None:
+    leased(Lot(2_000_000 + seed), data, tmp_path / "cache", f"drawn{seed}")
 
 
 @pytest.mark.processes

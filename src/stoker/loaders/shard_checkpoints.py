@@ -70,7 +70,7 @@ class ShardWork:
 
     def last_positions(self) -> Sequence[int]:
         """Positions in the epoch of the sample, or of each sample of the batch, that was delivered last; empty before the
-        first. A sample that replaces a bad one (``on_bad_sample="replace"``) has the position of that."""
+        first. A sample that replaces another has the position of that, and those that are made of one have that of it."""
         return self._leased("last_positions").last_positions
 
     def progress(self) -> EpochProgress:

@@ -83,12 +83,10 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, CloseOnExit):
         if not isinstance(dataset, StreamingDataset | Mapping):
             dataset = StreamingDataset(streams=dataset, transform=transform, on_bad_sample=on_bad_sample)
             transform, on_bad_sample = None, "raise"
-        chosen = told(dataset, "chain") if isinstance(dataset, StreamingDataset) else transform
-        of_shards = isinstance(dataset, StreamingDataset)
-        if isinstance(chosen, Chain) and (unfit := chosen.unplaced if of_shards else chosen.unfit):
+        if not isinstance(dataset, StreamingDataset) and isinstance(transform, Chain) and transform.unfit:
             raise ConfigError(
-                f"{unfit}: a StreamingShardLoader delivers one sample for each place of its ranges, and "
-                "tells a chain neither epoch nor position: use map(), rename() and select(), or iterate over a dataset"
+                f"{transform.unfit}: transform= of arrays makes one sample of one, without an epoch: use map(), rename() and "
+                "select(), or write the arrays as a dataset"
             )
         if config is not None and (world is not None or remainder is not None):
             raise ConfigError(
@@ -146,7 +144,7 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, CloseOnExit):
             self._due = config.checkpoint_interval
         ranges = ranges_of(source, order, config, batch_size)
         check_ranks_in_step(source, ranges, config)
-        return WorkerReader(ranges, config, self._counts, source.bad_sample_log)
+        return WorkerReader(ranges, config, self._counts, source.bad_sample_log, gaps=bool(source.leaves_out))
 
     def _check_world(self) -> None:
         """See that the world which was found when the settings were first needed is still this process's.
@@ -186,7 +184,8 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, CloseOnExit):
         if not worker.at:
             self._check_world()
             self._note_settings()
-        if self._due is not None and not worker.finished and worker.delivered - self._saved_at >= self._due:
+        due = self._due is not None and not worker.finished and worker.delivered - self._saved_at >= self._due
+        if due and not worker.among:
             self._save_soon()
         return worker.next()
 

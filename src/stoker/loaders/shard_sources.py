@@ -108,16 +108,22 @@ def ranges_of(
 
 
 def check_ranks_in_step(source: SampleSource, ranges: RangeSource, config: StreamingConfig) -> None:
-    """See that ranks in step stay so where bad samples are left out.
+    """See that what a chain makes can be delivered, and that ranks in step stay so where samples are left out.
 
     Raises:
-        ConfigError: they take samples one by one.
+        ConfigError: samples are to be delivered one by one, and are made in batches, or ranks would have fewer and more.
     """
-    skips = source.bad_samples is not None and source.bad_samples.on_bad_sample == "skip"
-    one_by_one = config.batch_size is None and config.global_batch_size is None
-    if skips and one_by_one and config.world_size > 1 and ranges.remainder != "uneven":
+    if config.batch_size is not None or config.global_batch_size is not None:
+        return
+    if source.takes_batch:
         raise ConfigError(
-            f"on_bad_sample='skip' leaves {config.world_size} ranks with different numbers of samples, and "
+            f"{source.takes_batch} makes whole batches, and these are single samples: give the config batch_size= or "
+            "global_batch_size="
+        )
+    instead = source.instead_of_leaving_out
+    if source.leaves_out and config.world_size > 1 and ranges.remainder != "uneven":
+        raise ConfigError(
+            f"{source.leaves_out} leaves {config.world_size} ranks with different numbers of samples, and "
             f"remainder={ranges.remainder!r} has them take equally many: give the config batch_size= (batches are shorter), "
-            "use 'replace', or remainder='uneven'"
+            f"{instead and 'use '}{instead}or remainder='uneven'"
         )

@@ -159,6 +159,13 @@ class Pipeline:
         """The same batches, in lists of those that are read in one step."""
         return map(BatchGroup.batches, map(self._settle.group, self._chunks(self._work)))
 
+    def placed_batches(self) -> Iterator[tuple[Batch, int]]:
+        """The same batches, each with the number of its places."""
+        return chain.from_iterable(map(self._placed, self._chunks(self._work)))
+
+    def _placed(self, read: tuple[Chunk, Chunk]) -> list[tuple[Batch, int]]:
+        return list(zip(self._settle.group(read).batches(), read[0].lengths, strict=True))
+
     def groups(self) -> Iterator[BatchGroup]:
         """The same batches, those together that are read in one step; of several workers each takes every n-th group.
 

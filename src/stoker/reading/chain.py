@@ -101,11 +101,6 @@ class Chain(StepMethods):
         """The first step that makes of a sample alone not one sample, by its method; empty where there is none."""
         return self._first(lambda step: step.of_epoch or not step.makes_one or step.other is not None)
 
-    @property
-    def unplaced(self) -> str:
-        """The first step that needs an epoch or a position, or may not make one sample of one, by its method."""
-        return self._first(lambda step: step.of_epoch or not step.makes_one)
-
     def _first(self, wanted: Callable[[Step], bool]) -> str:
         return next((f"{step.kind}()" for step in self.steps if wanted(step)), "")
 

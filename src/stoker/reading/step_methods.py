@@ -186,7 +186,7 @@ class StepMethods:
         of sample i of the batch, and further rows those of its last sample, as after :meth:`flat_map`.
 
         Only what delivers batches takes such a chain: ``batches()``, ``StreamingDataLoader``, which then reads whole
-        columns, ``stoker.jax.batches``.
+        columns, ``stoker.jax.batches``, a ``StreamingShardLoader`` of batches.
 
         Args:
             function: of a dict from column name to array of shape ``(n, ...)`` or list of n values, to another such dict, in

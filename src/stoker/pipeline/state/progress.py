@@ -89,11 +89,16 @@ class Progress:
             StateError: it lies between samples that a chain made of one.
         """
         if self._among:
-            raise StateError(
-                "this iteration is between samples that flat_map() made of one, and a state is of whole ones: take it after "
-                "the last of them, or between batches(), or of a StreamingDataLoader"
-            )
+            raise among_error()
         return resume_point(self.point, self.plan, self.samples)
+
+
+def among_error() -> StateError:
+    """The error of a state that is taken between samples that were made of one."""
+    return StateError(
+        "this iteration is between samples that flat_map() made of one, and a state is of whole ones: take it after "
+        "the last of them, or between batches(), or of a StreamingDataLoader"
+    )
 
 
 def superseded_error() -> StateError:

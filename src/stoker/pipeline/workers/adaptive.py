@@ -146,6 +146,7 @@ class Splits:
     Attributes:
         parts: samples of each rank's part where the base is static, else of the whole epoch alone.
         total: samples of all.
+        epoch: as given.
         run: order and plan of the epoch, of some rank.
         again: makes the same in another process.
     """
@@ -153,7 +154,7 @@ class Splits:
     def __init__(self, sample_order: NativeOrder, epoch: int, world_size: int) -> None:
         data_rank = DataRank(0, world_size) if sample_order.settings.partition.static else DataRank()
         run = sample_order.run(EpochPosition(epoch), data_rank)
-        self.run = run
+        self.run, self.epoch = run, epoch
         self.again: MakeRun = partial(_run_again, sample_order, epoch, world_size)
         self._static = sample_order.settings.partition.static
         if self._static:

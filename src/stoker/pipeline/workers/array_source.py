@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import xxhash
@@ -16,7 +16,6 @@ from stoker.errors import ConfigError, SampleError
 from stoker.order.native import NativeOrder
 from stoker.order.partition import Partition
 from stoker.order.partition_strategies import Stratified
-from stoker.order.sample_order import Run
 from stoker.order.selection import Everything
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
@@ -25,16 +24,13 @@ from stoker.pipeline.chunks.work import ChunkWork
 from stoker.pipeline.order_sources import nulls_of
 from stoker.pipeline.stages.read import ReadColumns, ReadSamples
 from stoker.pipeline.stages.stage import ChunkStage
-from stoker.pipeline.workers.sample_source import ReadPart, SampleSource
+from stoker.pipeline.workers.sample_source import EpochRun, ReadPart, SampleSource
 from stoker.reading.bad_samples import BadSampleLog, BadSamples
 from stoker.reading.sample_errors import SampleLocation
 from stoker.reading.samples import SampleRun
 from stoker.streams.compare import null_mask, without_nulls
 from stoker.streams.labels import hash_column, null_error
 from stoker.types import Array, Batch, Column, Ids, Transform
-
-if TYPE_CHECKING:
-    from stoker.pipeline.execution.chunk_process import MakeRun
 
 _CHUNK: Final = 4096
 _HASHED_CHUNKS: Final = 64
@@ -90,7 +86,7 @@ class ArraySource(SampleSource):
     def bad_sample_log(self) -> BadSampleLog | None:
         return None if self.bad_samples is None else BadSampleLog(self.bad_samples, self.counts, warned=self._warned)
 
-    def reader(self, run: Run, *, batched: bool) -> Callable[[Chunk], Chunk]:
+    def reader(self, of: EpochRun, *, batched: bool) -> Callable[[Chunk], Chunk]:
         transform, rows = self._transform, _ArrayRows(self)
         whole = batched and transform is None
         read: ChunkStage = ReadColumns(rows, loads=False)
@@ -100,7 +96,7 @@ class ArraySource(SampleSource):
             rows,
             [read],
             on_bad_sample="raise" if self.bad_samples is None else self.bad_samples.on_bad_sample,
-            run=run,
+            run=of.run,
             as_columns=batched,
             whole=whole,
             names=lambda: self.columns,
@@ -116,8 +112,8 @@ class ArraySource(SampleSource):
         self.counts.waited(took)
         return found if self.bad_samples is not None else found.check()
 
-    def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadPart]:  # noqa: ARG002
-        read = self.reader(run, batched=False)
+    def chunks(self, of: EpochRun, skip: int, most: int) -> Iterator[ReadPart]:
+        run, read = of.run, self.reader(of, batched=False)
         for together in run.plan.chunks(_CHUNK):
             positions = np.concatenate(together)
             shards, rows = run.order.locate(positions)
@@ -128,8 +124,8 @@ class ArraySource(SampleSource):
                     yield ReadPart(found.values, len(rows[here]), sorted(found.bad.items()))
             skip = max(0, skip - len(rows))
 
-    def batches(self, run: Run, again: MakeRun) -> Iterator[ReadPart]:  # noqa: ARG002 - it is read here
-        read = self.reader(run, batched=True)
+    def batches(self, of: EpochRun) -> Iterator[ReadPart]:
+        run, read = of.run, self.reader(of, batched=True)
         for together in run.plan.chunks(_CHUNK):
             for positions in together:
                 found = read(Chunk.at(*run.order.locate(positions), positions))

@@ -20,16 +20,17 @@ from stoker.order.sample_order import Run
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.chunks.work import ChunkWork
-from stoker.pipeline.columns import batch_length
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.execution.choice import Execution
 from stoker.pipeline.execution.runner import Runner
+from stoker.pipeline.iteration_checks import check_positions
 from stoker.pipeline.pipeline import Pipeline
 from stoker.pipeline.stages.build import make_work
 from stoker.pipeline.stats.trace import note_dataset
 from stoker.pipeline.workers.chunks_ahead import ChunksAhead
 from stoker.policy import CHUNKS_OF_PROCESS
 from stoker.reading.bad_samples import BadSampleLog, BadSampleNotes, BadSamples
+from stoker.reading.chain import as_chain
 from stoker.reading.samples import distinct_shards
 from stoker.types import Ids
 
@@ -45,12 +46,26 @@ def in_order(shards: Ids) -> list[int]:
     return found
 
 
+class EpochRun(NamedTuple):
+    """The part of an epoch that is read.
+
+    Attributes:
+        run: where the samples lie.
+        epoch: its number, for random numbers.
+        again: makes the run in another process.
+    """
+
+    run: Run
+    epoch: int
+    again: MakeRun
+
+
 class ReadPart(NamedTuple):
     """Samples of places that follow each other in a run.
 
     Attributes:
-        values: a list of something for each place, :data:`~stoker.reading.steps.LEFT_OUT` where nothing comes; or
-            columns of the samples that come.
+        values: a list of something for each place: a sample, :class:`~stoker.reading.steps.SeveralSamples`, or
+            :data:`~stoker.reading.steps.LEFT_OUT` where nothing comes; or columns of the samples that come.
         places: how many places.
         bad: number of each bad one among the places, rising, and its error.
     """
@@ -69,6 +84,7 @@ class SampleSource(ABC):
         shards: number of shards.
         table: where the ids of each shard begin.
         bad_samples: what becomes of bad samples; ``None``: they are errors.
+        takes_batch: the step by which only batches can be delivered; empty: there is none.
     """
 
     counts: Counts
@@ -76,32 +92,42 @@ class SampleSource(ABC):
     shards: int
     table: ShardTable
     bad_samples: BadSamples | None
+    takes_batch: str = ""
+
+    @property
+    def leaves_out(self) -> str:
+        """The setting by which a batch may have fewer or more samples than places; empty where there is none."""
+        skips = self.bad_samples is not None and self.bad_samples.on_bad_sample == "skip"
+        return "on_bad_sample='skip'" if skips else ""
+
+    @property
+    def instead_of_leaving_out(self) -> str:
+        """The setting that leaves batches as long as they are, as a part of a list in a message; empty: there is none."""
+        return "'replace', " if self.leaves_out else ""
 
     @abstractmethod
     def bad_sample_log(self) -> BadSampleLog | None:
         """Counts and lists the bad samples of an epoch; ``None`` where they are errors."""
 
     @abstractmethod
-    def reader(self, run: Run, *, batched: bool) -> Callable[[Chunk], Chunk]:
+    def reader(self, of: EpochRun, *, batched: bool) -> Callable[[Chunk], Chunk]:
         """A function that reads chunks of a run, each one batch, in the thread that calls it: their columns, or an entry for
-        each place, :data:`~stoker.reading.steps.LEFT_OUT` where nothing comes.
+        each place, as :class:`ReadPart` has them.
         """
 
     @abstractmethod
-    def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadPart]:
-        """All samples of a run, which ``again`` makes in another process, but the first ``skip``: in lists of ``most`` or
-        fewer."""
+    def chunks(self, of: EpochRun, skip: int, most: int) -> Iterator[ReadPart]:
+        """All samples of a run but the first ``skip``, in lists of ``most`` or fewer."""
 
     @abstractmethod
-    def batches(self, run: Run, again: MakeRun) -> Iterator[ReadPart]:
-        """All batches of a run, which ``again`` makes in another process."""
+    def batches(self, of: EpochRun) -> Iterator[ReadPart]:
+        """All batches of a run."""
 
-    def read_ahead(self, run: Run, again: MakeRun, *, batched: bool, most: int | None) -> ChunksAhead | None:  # noqa: ARG002
+    def read_ahead(self, of: EpochRun, *, batched: bool, most: int | None) -> ChunksAhead | None:  # noqa: ARG002
         """Processes that read samples of a run at any places, where these are asked for; ``None``: they are read here.
 
         Args:
-            run: the run.
-            again: makes it in another process.
+            of: the run.
             batched: whether columns are asked for, and not samples.
             most: chunks that may be read ahead; ``None``: as many as there are processes for.
         """
@@ -146,9 +172,20 @@ class PoolSource(SampleSource):
         self._sharers = sharers
         self._settings = reader.settings
         self.bad_samples = reader.settings.bad_samples
+        self.takes_batch = as_chain(reader.settings.transform).takes_batch
         self._amounts = replace(reader.settings.amounts, sharers=sharers)
         self.pool.share(sharers)
         self._expected: dict[int, None] = {}
+
+    @property
+    def leaves_out(self) -> str:
+        """See :class:`SampleSource`."""
+        return self._settings.leaves_out
+
+    @property
+    def instead_of_leaving_out(self) -> str:
+        """See :class:`SampleSource`."""
+        return self._settings.instead_of_leaving_out
 
     @property
     def decisions(self) -> DecisionLog | None:
@@ -163,8 +200,9 @@ class PoolSource(SampleSource):
     def bad_sample_log(self) -> BadSampleLog | None:
         return self._reader.bad_sample_log()
 
-    def reader(self, run: Run, *, batched: bool) -> Callable[[Chunk], Chunk]:
-        return partial(self._read, make_work(self.pool, run, self._settings, 0, as_columns=batched))
+    def reader(self, of: EpochRun, *, batched: bool) -> Callable[[Chunk], Chunk]:
+        check_positions(self._settings.steps, of.run)
+        return partial(self._read, make_work(self.pool, of.run, self._settings, of.epoch, as_columns=batched))
 
     def _read(self, work: ChunkWork, chunk: Chunk) -> Chunk:
         begun = time.perf_counter_ns()
@@ -173,8 +211,9 @@ class PoolSource(SampleSource):
         self.counts.waited(time.perf_counter_ns() - begun)
         return found
 
-    def read_ahead(self, run: Run, again: MakeRun, *, batched: bool, most: int | None) -> ChunksAhead | None:
+    def read_ahead(self, of: EpochRun, *, batched: bool, most: int | None) -> ChunksAhead | None:
         """See :class:`SampleSource`."""
+        check_positions(self._settings.steps, of.run)
         if recorder() is not None:
             note_dataset(self.pool, self._settings, ahead=False, by_sample=False)
         executor, worker = self._reader.executor, LoaderWorker.detect()
@@ -184,7 +223,7 @@ class PoolSource(SampleSource):
             return None
 
         settings = replace(self._settings, amounts=self._amounts)
-        work = make_work(self.pool, run, settings, 0, as_columns=batched)
+        work = make_work(self.pool, of.run, settings, of.epoch, as_columns=batched)
         self.pool.share(self._sharers, executor.processes)
         for other in self._reader.others:
             other.share(self._sharers, executor.processes)
@@ -192,8 +231,8 @@ class PoolSource(SampleSource):
             partial(self._read_chunk, work),
             run_in,
             threads,
-            partial(executor.task, settings, 0, as_columns=batched),
-            again if settings.replaces else None,
+            partial(executor.task, settings, of.epoch, as_columns=batched),
+            of.again if settings.replaces else None,
         )
         useful = max(CHUNKS_OF_PROCESS * executor.processes, threads + 1)
         return ChunksAhead(self.pool, runner, useful if most is None else min(useful, most))
@@ -202,10 +241,10 @@ class PoolSource(SampleSource):
         with self.pool.counted(chunk.shards, chunk.distinct):
             return work(chunk)
 
-    def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadPart]:
+    def chunks(self, of: EpochRun, skip: int, most: int) -> Iterator[ReadPart]:
         notes = BadSampleNotes()
         done = 0
-        pipeline = self._pipeline(run, again, notes, one_by_one=True)
+        pipeline = self._pipeline(of, notes, one_by_one=True)
         for part in pipeline.sample_runs():
             while found := list(islice(part.samples, most)):
                 first, done = max(done, skip), done + len(found)
@@ -213,16 +252,12 @@ class PoolSource(SampleSource):
                 if first < done:
                     yield ReadPart(found[first - done :], done - first, bad)
 
-    def batches(self, run: Run, again: MakeRun) -> Iterator[ReadPart]:
+    def batches(self, of: EpochRun) -> Iterator[ReadPart]:
         notes = BadSampleNotes()
-        skips = self.bad_samples is not None and self.bad_samples.on_bad_sample == "skip"
-        size = run.plan.batch_size
-        for number, batch in enumerate(self._pipeline(run, again, notes, one_by_one=False).batches()):
-            if not notes.waiting:
-                yield ReadPart(batch, batch_length(batch))
-                continue
-            bad = notes.take(number * size, (number + 1) * size)
-            yield ReadPart(batch, batch_length(batch) + (len(bad) if skips else 0), bad)
+        done = 0
+        for batch, places in self._pipeline(of, notes, one_by_one=False).placed_batches():
+            done += places
+            yield ReadPart(batch, places, notes.take(done - places, done) if notes.waiting else ())
 
     def chunk(self, batch_size: int) -> int:
         return self._amounts.chunk(batch_size, one_by_one=False)
@@ -238,7 +273,7 @@ class PoolSource(SampleSource):
     def close(self) -> None:
         self.pool.close()
 
-    def _pipeline(self, run: Run, again: MakeRun, notes: BadSampleNotes, *, one_by_one: bool) -> Pipeline:
+    def _pipeline(self, of: EpochRun, notes: BadSampleNotes, *, one_by_one: bool) -> Pipeline:
         worker = LoaderWorker.detect()
         if worker.token is not None:
             raise ConfigError(
@@ -247,14 +282,15 @@ class PoolSource(SampleSource):
         threads = self._settings.read_threads or 0
         run_in = self._reader.executor.plan(worker, threads)
         return self._reader.pipeline(
-            run,
+            of.run,
             worker,
             sharers=self._sharers,
+            epoch=of.epoch,
             run_in=run_in,
             threads=threads,
             one_by_one=one_by_one and not threads and run_in == "threads",
             as_columns=not one_by_one,
-            run_again=again,
+            run_again=of.again,
             notes=None if self.bad_samples is None else notes,
             tune_threads=not one_by_one and self._reader.threads.may_tune(threads),
         )

@@ -13,10 +13,11 @@ from stoker.concurrency.shared.counters import Counts
 from stoker.errors import SampleError, StateError, TooManyBadSamplesError
 from stoker.pipeline.prefetch_buffer import END, NothingYet, PrefetchBuffer
 from stoker.pipeline.state.checkpoint import Checkpoint
+from stoker.pipeline.state.progress import among_error
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.ranges.range_source import RangeSource, RestoreRequest, SampleChunk
 from stoker.reading.bad_samples import BadSampleLog
-from stoker.reading.steps import LEFT_OUT
+from stoker.reading.steps import LeftOut, SeveralSamples
 
 _LOOK: Final = 0.25
 
@@ -32,6 +33,7 @@ class WorkerReader:
         counts: where the buffer's hits and misses are counted.
         new_log: makes what counts and lists the bad samples of an epoch, or of the rest of one; ``None`` where bad samples
             are errors.
+        gaps: whether a place may have no sample, or several.
 
     Attributes:
         source: what it reads.
@@ -46,6 +48,8 @@ class WorkerReader:
         config: StreamingConfig,
         counts: Counts,
         new_log: Callable[[], BadSampleLog | None] = lambda: None,
+        *,
+        gaps: bool = False,
     ) -> None:
         self.source = source
         self._new_log = new_log
@@ -60,6 +64,8 @@ class WorkerReader:
         self._chunk: SampleChunk | None = None
         self._leases = source.leases
         self._counted = 0  # samples of the chunks that are delivered
+        self._gaps = gaps
+        self._item = 0  # number of the next sample among several of its place
         self.at = 0
         self.finished = False
         self.moves = 0
@@ -83,48 +89,60 @@ class WorkerReader:
         if self._exceeded is not None:
             raise self._exceeded
         while (chunk := self._chunk or self._next_chunk()) is not None:
-            if self._bad and not self._pass_bad(chunk):
+            if (self._gaps or self._bad) and not self._pass_over(chunk):
                 continue
             begin, samples = self.at, chunk.samples
             end = chunk.end if samples is None else begin + 1
-            if self._leases and not self.source.deliver(chunk, begin, end):
+            found = chunk.batch if samples is None else samples[begin - chunk.begin]
+            last = True
+            if self._gaps and isinstance(found, SeveralSamples):
+                last, found = self._item + 1 == len(found), found[self._item]
+            if self._leases and not self.source.deliver(chunk, begin, end if last else begin):
                 self._drop_chunk()  # another worker has it now
                 continue
-            self.at = end
-            if end == chunk.end:
-                self._counted += chunk.count
-                self._chunk = None
-            return chunk.batch if samples is None else samples[begin - chunk.begin]
+            self._item = 0 if last else self._item + 1
+            if last:
+                self.at = end
+                self._end_chunk(chunk)
+            return found
         return END
 
-    def _pass_bad(self, chunk: SampleChunk) -> bool:
-        """Note the bad samples that come next, and pass over those that are left out; ``False`` if no other comes then.
+    def _end_chunk(self, chunk: SampleChunk) -> None:
+        if self.at == chunk.end:
+            self._counted += chunk.count
+            self._chunk = None
+
+    def _pass_over(self, chunk: SampleChunk) -> bool:
+        """Pass over places that have no sample, and note the bad ones that come next; ``False`` if nothing comes then.
 
         What is passed over is noted when the next sample is asked for, and not with the one before: an error that is raised
         then loses no sample.
         """
         samples = chunk.samples
-        while self._bad:
-            offset, error = self._bad[0]
-            if samples is not None and chunk.begin + offset > self.at:
-                break
-            left_out = samples is not None and samples[offset] is LEFT_OUT
+        while self.at < chunk.end:
+            bad = bool(self._bad) and (samples is None or chunk.begin + self._bad[0][0] <= self.at)
+            left_out = samples is not None and _is_nothing(samples[self.at - chunk.begin])
+            if not (bad or left_out):
+                return True
             if self._leases and not self.source.pass_over(chunk, self.at, self.at + left_out):
                 self._drop_chunk()  # another worker has it now, and notes it
                 return False
-            self._bad.popleft()
             self.at += left_out
-            assert self._log is not None
-            try:
-                self._log.note(offset, error)
-            except TooManyBadSamplesError as exceeded:
-                self._exceeded = exceeded
-                raise
-        if self.at == chunk.end:
-            self._counted += chunk.count
-            self._chunk = None
-            return False
-        return True
+            if bad:
+                offset, error = self._bad.popleft()
+                assert self._log is not None
+                try:
+                    self._log.note(offset, error)
+                except TooManyBadSamplesError as exceeded:
+                    self._exceeded = exceeded
+                    raise
+        self._end_chunk(chunk)
+        return False
+
+    @property
+    def among(self) -> bool:
+        """Whether it is between samples that were made of one."""
+        return self._item > 0
 
     @property
     def delivered(self) -> int:
@@ -177,6 +195,8 @@ class WorkerReader:
                     self._stop()
                 raise
             if chunk is not None:
+                if chunk.begin != self.at:
+                    self._item = 0
                 self.at, self._chunk = chunk.begin, chunk
                 if not chunk.bad:
                     self._unentered += chunk.count
@@ -213,9 +233,11 @@ class WorkerReader:
         self._counted = self.delivered
         self._chunk = None
         self._bad.clear()
+        if self._leases:  # what was not committed of it is others'
+            self._item = 0
 
     def _go_to(self, at: int) -> None:
-        self.at, self._counted = at, 0
+        self.at, self._counted, self._item = at, 0, 0
         self._log, self._exceeded, self._unentered = self._new_log(), None, 0
         self.moves += 1
         self.finished = self.source.ended(at)
@@ -223,11 +245,17 @@ class WorkerReader:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> Checkpoint:
-        """The position to resume from after all that was delivered; of leased work, after what all workers have committed."""
+        """The position to resume from after all that was delivered; of leased work, after what all workers have committed.
+
+        Raises:
+            StateError: it lies between samples that a chain made of one.
+        """
         source = self.source
         if source.leases:
             progress = source.progress(self.at, finished=self.finished)  # asks the coordinator, so no lock may be held
         else:
+            if self._item:
+                raise among_error()
             with self._lock:
                 progress = source.progress(self.at, finished=self.finished)
         order = source.sample_order.as_dict()["order"]
@@ -273,3 +301,7 @@ class WorkerReader:
 
 def _count(chunk: SampleChunk) -> int:
     return chunk.count
+
+
+def _is_nothing(entry: Any) -> bool:
+    return isinstance(entry, LeftOut) or (isinstance(entry, SeveralSamples) and not entry)

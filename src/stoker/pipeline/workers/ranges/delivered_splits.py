@@ -55,7 +55,7 @@ class Ledger:
         return True
 
     def pass_over(self, split: LeasedSplit, begin: int, end: int) -> bool:
-        """Note that the samples at positions ``[begin, end)`` are bad and not delivered; ``False`` if they are others'.
+        """Note that of the positions ``[begin, end)`` nothing is delivered; ``False`` if they are others'.
 
         They are done as soon as all before them in their split is: nobody is told of them, who could say that they are.
         """

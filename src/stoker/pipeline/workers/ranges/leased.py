@@ -95,6 +95,7 @@ class LeasedSource(RangeSource):
     def deliver(self, chunk: SampleChunk, begin: int, end: int) -> bool:
         if not self._ledger.deliver(self._next_of(chunk), end):
             return False
+        end = max(end, begin + 1)
         self.last_positions = range(begin, end) if chunk.kept is None else (begin + chunk.kept).tolist()
         return True
 

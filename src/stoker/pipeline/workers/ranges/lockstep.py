@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -28,11 +28,8 @@ from stoker.pipeline.workers.ranges.range_source import (
     WorkerProgress,
     chunk_size,
 )
-from stoker.pipeline.workers.sample_source import ReadPart, SampleSource
+from stoker.pipeline.workers.sample_source import EpochRun, ReadPart, SampleSource
 from stoker.types import Batch, Ids
-
-if TYPE_CHECKING:
-    from stoker.pipeline.execution.chunk_process import MakeRun
 
 FILLER: Final = "_filler"
 """Column of batches of ``remainder="join"``: bool, shape ``(n,)``; true where the samples only keep a rank in step."""
@@ -186,7 +183,7 @@ class _LockstepReader:
     def samples(self) -> Iterator[SampleChunk]:
         """The rest of the rank's part, some samples at a time."""
         begin = self.at
-        for some in self.sample_source.chunks(self.run, self._again, begin, chunk_size(self.config)):
+        for some in self.sample_source.chunks(self._of(self.run), begin, chunk_size(self.config)):
             end = begin + some.places
             yield SampleChunk(begin, end, some.places, samples=some.values, bad=some.bad)
             begin = end
@@ -196,7 +193,7 @@ class _LockstepReader:
         joined = self.config.remainder == "join"
         filler: Batch | None = None
         steps = 0
-        for found in self.sample_source.batches(self.run, self._again):
+        for found in self.sample_source.batches(self._of(self.run)):
             batch: Batch = found.values
             if joined:
                 filler = batch if batch_length(batch) else filler
@@ -210,9 +207,8 @@ class _LockstepReader:
                 some = {**filler, FILLER: _flags(filler, of=True)}
                 yield self._chunk(step, ReadPart(some, batch_length(some)))
 
-    @property
-    def _again(self) -> MakeRun:
-        return partial(self.sample_order.run, self.point, self.data_rank)
+    def _of(self, run: Run) -> EpochRun:
+        return EpochRun(run, self.point.epoch, partial(self.sample_order.run, self.point, self.data_rank))
 
     def _chunk(self, step: int, found: ReadPart) -> SampleChunk:
         size = self.run.plan.batch_size
@@ -223,11 +219,11 @@ class _LockstepReader:
         """A batch of some other rank, for one that has none at all, or none with samples.
 
         Raises:
-            TransformError: all samples of the epoch are bad.
+            TransformError: all samples of the epoch are bad, or left out.
         """
         for rank in range(self.data_rank.world_size):
             run = self.sample_order.run(self.point, replace(self.data_rank, rank=rank))
-            read = self.sample_source.reader(run, batched=True)
+            read = self.sample_source.reader(self._of(run), batched=True)
             for batches in run.plan.chunks(1):
                 found = read(Chunk.at(*run.order.locate(batches[0]), batches[0]))
                 if self.sample_source.bad_samples is None:
@@ -236,7 +232,7 @@ class _LockstepReader:
                     batch: Batch = found.values
                     return batch
         raise TransformError(
-            f"epoch {self.point.epoch}: all samples are bad, so that there is none for the fillers of remainder='join'"
+            f"epoch {self.point.epoch}: all samples are bad or left out, and remainder='join' needs one for its fillers"
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
+from stoker.concurrency.shared.counters import Count
 from stoker.coordination import LeasedSplit
 from stoker.errors import ConfigError, SampleError
 from stoker.order.global_batches import WorkerRemainder
@@ -19,7 +20,7 @@ from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointKind
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.chunks_ahead import Places
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.sample_source import SampleSource, in_order
+from stoker.pipeline.workers.sample_source import EpochRun, SampleSource, in_order
 from stoker.types import Ids
 
 # Samples that are read in one step, where they are delivered one by one.
@@ -36,7 +37,8 @@ class SampleChunk:
         begin: number of the first, as the source counts.
         end: one past that of the last.
         count: samples in it, of this worker; those that are left out count.
-        samples: the samples, to be delivered one by one; :data:`~stoker.reading.steps.LEFT_OUT` where none is.
+        samples: an entry for each place, to be delivered one by one; :data:`~stoker.reading.steps.LEFT_OUT` where none is,
+            :class:`~stoker.reading.steps.SeveralSamples` where there are several.
         batch: the batch, where ``samples`` is ``None``.
         split: the lease that it is of.
         bad: number of each bad sample among its places, rising, and its error.
@@ -219,11 +221,14 @@ class RangeSource(ABC):
     # -- leases: nothing to do where there are none -------------------------------------------------------------------
 
     def deliver(self, chunk: SampleChunk, begin: int, end: int) -> bool:  # noqa: ARG002
-        """Note that numbers ``[begin, end)`` of a chunk are about to be delivered; ``False`` if they must not be."""
+        """Note that numbers ``[begin, end)`` of a chunk are about to be delivered; ``False`` if they must not be.
+
+        There are none where it is one of several samples of a place, and not the last of them.
+        """
         return True
 
     def pass_over(self, chunk: SampleChunk, begin: int, end: int) -> bool:  # noqa: ARG002
-        """Note that numbers ``[begin, end)`` of a chunk, maybe none, are bad and passed over; ``False`` if others have it."""
+        """Note that numbers ``[begin, end)`` of a chunk, maybe none, have no sample; ``False`` if others have it."""
         return True
 
     def before_wait(self) -> None:  # noqa: B027
@@ -271,7 +276,8 @@ class RangeReader:
         self._splits = splits
         self._batched = batched
         self._step = config.batch_size or chunk_size(config)
-        self._ahead = sample_source.read_ahead(splits.run, splits.again, batched=batched, most=most_ahead)
+        self._of = EpochRun(splits.run, splits.epoch, splits.again)
+        self._ahead = sample_source.read_ahead(self._of, batched=batched, most=most_ahead)
 
     @property
     def ahead(self) -> int:
@@ -299,7 +305,7 @@ class RangeReader:
     def read(self, parts: Iterable[RangePart]) -> Iterator[SampleChunk]:
         """The samples of parts, one after the other. Processes have parts that come next meanwhile."""
         if self._ahead is None:
-            read = self.sample_source.reader(self._splits.run, batched=self._batched)
+            read = self.sample_source.reader(self._of, batched=self._batched)
             for part in parts:
                 positions, shards, rows = self._places(part)
                 yield self._chunk_of(part, read(Chunk.at(shards, rows, positions)))
@@ -315,9 +321,12 @@ class RangeReader:
         if self.sample_source.bad_samples is None:
             found.check()
         count, bad = part.end - part.begin, sorted(found.bad.items())
+        if found.dropped:
+            self.sample_source.counts.add(Count.FILTERED, found.dropped)
         if not self._batched:
             return SampleChunk(*part.numbers, count, samples=found.values, split=part.split, bad=bad)
-        kept = None if found.kept is None or len(found.kept) == count else found.kept
+        kept = None if found.kept is None else np.unique(found.kept)  # of one place several samples may come
+        kept = None if kept is None or len(kept) == count else kept
         return SampleChunk(*part.numbers, count, batch=found.values, split=part.split, bad=bad, kept=kept)
 
 
