@@ -105,6 +105,15 @@ def test_tests_wait_by_patience_alone() -> None:
             "StreamingDataset",
             ("stoker.order.partition_strategies", "stoker.streams.conditions", "stoker.streams.labels"),
         ),
+        (
+            "StreamingDataset",
+            (
+                "stoker.pipeline.joins",
+                "stoker.streams.key_index",
+                "stoker.pipeline.collate",
+                "stoker.pipeline.stats.stats",
+            ),
+        ),
         ("LMStream", ("stoker.tokens.tokenize", "stoker.coordination.client", "stoker.writing")),
         ("MDSWriter", ("stoker.loaders", "stoker.order", "stoker.coordination")),
         ("errors", ("numpy",)),

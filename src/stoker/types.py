@@ -55,5 +55,8 @@ Transform: TypeAlias = Callable[[Sample], Any]
 StorageOptions: TypeAlias = Mapping[str, Any]
 """Credentials and client settings of one storage root, by obstore's names (``access_key_id``, ``endpoint``, ...)."""
 
+StartMethod: TypeAlias = Literal["spawn", "fork"]
+"""The way to start a process: fresh, or as a copy of this one."""
+
 Nulls: TypeAlias = Literal["error", "group"]
 """Treatment of samples without a value in the column by which they are divided: an error, or a group."""

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from patience import PATIENCE
-from stoker.concurrency.processes import StartMethod, TaskProcesses, WorkerProcess, sendable, stop_workers
+from stoker.concurrency.processes import TaskProcesses, WorkerProcess, sendable, stop_workers
 from stoker.errors import ConfigError, StokerError
+from stoker.types import StartMethod
 from support import environ
 
 pytestmark = [pytest.mark.processes]

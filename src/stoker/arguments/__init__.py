@@ -95,13 +95,21 @@ def _decorate(target: Any, remedies: Mapping[str, str], of: type | None = None) 
     return call
 
 
+def _taken(target: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with the annotations of what another takes. Of what it returns, which is not checked, none need be known."""
+    made = functools.partial(target)
+    made.__annotations__ = {name: hint for name, hint in target.__annotations__.items() if name != "return"}
+    made.__wrapped__ = target  # type: ignore[attr-defined]
+    return made
+
+
 class _Plan:
     """Checks calls of one function against its signature and annotations."""
 
     def __init__(self, target: Callable[..., Any], remedies: Mapping[str, str], of: type | None) -> None:
         self._signature = inspect.signature(target)
         # A named tuple's __new__ lives in a namespace without builtins; its class tells the same.
-        self._hints = get_type_hints(of if of is not None and issubclass(of, tuple) else target)
+        self._hints = get_type_hints(of if of is not None and issubclass(of, tuple) else _taken(target))
         self._makes = target.__name__ == "__new__"
         self._method = self._makes or target.__name__ == "__init__"
         self._name = target.__qualname__

@@ -18,7 +18,6 @@ from stoker.concurrency.spans.recorder import Stage, span
 from stoker.digests import fastest_hash, hash_hex
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StorageError
 from stoker.formats.base import FileInfo, ShardInfo
-from stoker.formats.common.compression import parse_compression
 from stoker.index.version import VersionWatch
 from stoker.policy import SMALL_OBJECT
 from stoker.storage import ObjectInfo, Store
@@ -328,6 +327,8 @@ class ShardCache(ABC):
             raise CorruptDataError(f"{where} has {len(data)} bytes, the index says {packed.bytes}")
         self._check(packed, data, where)
         assert info.compression is not None
+        from stoker.formats.common.compression import parse_compression
+
         try:
             with span(Stage.DECOMPRESS, file.bytes):
                 raw = parse_compression(info.compression).decompress_in(data, file.bytes, memory)

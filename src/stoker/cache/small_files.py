@@ -6,16 +6,18 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from stoker.cache.range_fetch import check_file
 from stoker.concurrency.request_observer import RequestObserver, observer
 from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
-from stoker.index.file_index import FileShards
 from stoker.index.version import VersionWatch
 from stoker.policy import READ_WHOLE, SMALL_PART
 from stoker.storage.files.regular import READ_FLAGS
+
+if TYPE_CHECKING:
+    from stoker.index.file_index import FileShards
 
 
 class SmallFileReader:

@@ -28,7 +28,6 @@ from stoker.index.version import IndexVersion, ListedVersions, LoadedIndex, Vers
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
 from stoker.storage.files.own import PRIVATE
 from stoker.storage.files.regular import read_regular
-from stoker.storage.recorded_versions import describe_version, version_of_files
 from stoker.storage.transfer.settings import split_transfer
 from stoker.storage.url import parse_url
 from stoker.types import StorageOptions
@@ -110,12 +109,16 @@ def _about(index: Index, snapshot: str, origin: CacheOrigin | None, listed: str)
         return about | {"content": content}
     if origin is None:
         return about
+    from stoker.storage.recorded_versions import describe_version
+
     return about | describe_version(origin.text, listed)
 
 
 def _about_first(
     index: Index, snapshot: str, origin: CacheOrigin | None, listed: str, where: str, samples: int
 ) -> list[dict[str, Any]]:
+    from stoker.storage.recorded_versions import version_of_files
+
     starts = index.table.starts
     low, high = int(np.searchsorted(starts, samples)), int(np.searchsorted(starts, samples, side="right"))
     found = []

@@ -13,7 +13,6 @@ from stoker.catalog.location import DatasetLocation, open_indexed
 from stoker.catalog.unindexed.files_location import Files, dataset_url, is_hub, is_pattern
 from stoker.display import redact_url, unknown_name
 from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
-from stoker.formats.common.inspect_header import only_settings
 from stoker.formats.registry import aliases, format_name, format_names
 from stoker.index.index import INDEX_NAME, Index
 from stoker.index.version import LoadedIndex, read_index, version_of_listing
@@ -90,6 +89,8 @@ def check_format(
     if options and name == _INDEXED:
         raise ConfigError(f"{where}{_NO_OPTIONS}")
     if name == _CHUNKS:
+        from stoker.formats.common.inspect_header import only_settings
+
         only_settings(options or {}, ("block_size",), _CHUNKS)
         size = (options or {}).get("block_size")
         if size is not None and (type(size) is not int or size < 1):

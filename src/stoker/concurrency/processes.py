@@ -18,17 +18,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from queue import SimpleQueue
-from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from stoker.concurrency.forks import close_in_children
 from stoker.errors import ConfigError, StokerError
+from stoker.types import StartMethod
 
 A = TypeVar("A")
 R = TypeVar("R")
 S = TypeVar("S")
-
-StartMethod: TypeAlias = Literal["spawn", "fork"]
-"""The way to start a process: fresh, or as a copy of this one."""
 
 _STOPPING_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 1.0

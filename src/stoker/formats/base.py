@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from stoker.arguments import at_least, checked
-from stoker.concurrency.processes import StartMethod
 from stoker.errors import ConfigError
 from stoker.policy import decoded_memory
-from stoker.types import Batch, Ids
+from stoker.types import Batch, Ids, StartMethod
 from stoker.units import parse_bytes
 
 RunIn: TypeAlias = Literal["threads", "processes", "auto"]

@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.common.compression import PACKED
-from stoker.formats.common.file_shards import UnindexedFile, describe_file
-from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, Partition
 from stoker.formats.unstacked import iterate_each, read_each
 from stoker.types import Batch, Buffer, Ids, Sample
+
+if TYPE_CHECKING:
+    from stoker.formats.common.file_shards import UnindexedFile
+    from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, Partition
 
 _FIRST: Final = np.zeros(1, dtype=np.int64)
 
@@ -197,9 +198,11 @@ class Format(ABC):
     @property
     def file_suffixes(self) -> tuple[str, ...]:
         """Ends of the names of files that are read without an index, in lower case: also of compressed ones."""
-        return (
-            (*self.suffixes, *(one + end for one in self.suffixes for end in PACKED)) if self.packed else self.suffixes
-        )
+        if not self.packed:
+            return self.suffixes
+        from stoker.formats.common.compression import PACKED
+
+        return (*self.suffixes, *(one + end for one in self.suffixes for end in PACKED))
 
     def main_name(self, key: str) -> str:
         """The name of the file to which a named file belongs, where the format's are several: ``x.idx`` of ``x.bin``.
@@ -267,6 +270,8 @@ class Format(ABC):
         Raises:
             CorruptDataError: a file contradicts itself.
         """
+        from stoker.formats.common.file_shards import describe_file
+
         for one in files:
             yield from describe_file(self.name, one, spec, in_place=in_place)
 

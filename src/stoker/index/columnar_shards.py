@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.shared.bytes import SharedBytes, cut_arrays
 from stoker.formats.base import NO_HASHES, UNKNOWN, FileInfo, ShardInfo
 from stoker.types import Ids
+
+if TYPE_CHECKING:
+    from stoker.concurrency.shared.bytes import SharedBytes
 
 FEW: Final = 2000
 """Shards that take little memory as objects."""
@@ -103,6 +105,8 @@ class ColumnarShards(LazyShards):
         self._count = count
         if count < 1 or width < max(len(kind.raw) + len(kind.zip) for kind in self.kinds):
             raise ValueError(f"{count} shards of {width} files at most can not be")
+        from stoker.concurrency.shared.bytes import cut_arrays
+
         arrays = cut_arrays(data.view, at, [("q", count), ("q", count * width), ("q", count), ("i", count)])
         self._one_samples, self._one_sizes, self._one_ends, self._one_kinds, self._texts = arrays
         self.samples: Ids = np.frombuffer(self._one_samples, np.int64)
@@ -235,6 +239,8 @@ def pack_shards(
         ValueError: the arrays do not go together.
         OSError: the process has too many files open, or memory is full.
     """
+    from stoker.concurrency.shared.bytes import SharedBytes
+
     data = SharedBytes.of([*(one.tobytes() for one in (samples, sizes, ends, numbers)), *texts])
     return ColumnarShards(data, 0, samples.size, sizes.size // samples.size, kinds)
 

@@ -13,16 +13,17 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from stoker.concurrency.shared.bytes import SharedBytes, pack_arrays, unpack_arrays
 from stoker.errors import StokerError
 from stoker.formats.common.entries import entry_of
 from stoker.index.columnar_shards import ColumnarShards, kind_of
 from stoker.index.index import Index
 from stoker.index.parse_index import parse_entries
 from stoker.lazy import cached_property
-from stoker.storage.files.mounts import read_shared
+
+if TYPE_CHECKING:
+    from stoker.concurrency.shared.bytes import SharedBytes
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class SideIndex:
         Returns:
             ``None`` where the file is missing, damaged, of another layout, or made of other bytes.
         """
+        from stoker.storage.files.mounts import read_shared
+
         return read_shared(self._path, partial(_read, digest))
 
     def load_or_make(self, digest: str, make: Callable[[], Index]) -> Index:
@@ -87,6 +90,8 @@ class SideIndex:
         if header is None:
             return found or index
         assert isinstance(index.shards, ColumnarShards)
+        from stoker.concurrency.shared.bytes import pack_arrays
+
         try:
             self._save(pack_arrays(_MAGIC, header, [index.shards.arrays]))
         except (OSError, StokerError) as error:
@@ -116,6 +121,8 @@ def _header(index: Index, digest: str) -> dict[str, Any] | None:
 
 def _read(digest: str, data: SharedBytes) -> Index:
     """The index in the bytes of a file."""
+    from stoker.concurrency.shared.bytes import unpack_arrays
+
     header, at = unpack_arrays(_MAGIC, data)
     if header["key"] != digest:
         raise ValueError("it is of another index")

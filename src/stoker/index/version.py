@@ -38,7 +38,6 @@ from stoker.errors import (
 from stoker.index.index import INDEX_NAME, MOST_BYTES, Index, sizes_in
 from stoker.index.side_index import SideIndex
 from stoker.storage import ObjectInfo, Store, is_local
-from stoker.storage.recorded_versions import version_of_files
 from stoker.storage.versions import is_local_version, same_version, stable_version
 
 logger = logging.getLogger(__name__)
@@ -155,6 +154,8 @@ class IndexVersion:
         """The same for states: a local copy whose files have the same times of writing has the same."""
         if self.hashed:
             return self.digest
+        from stoker.storage.recorded_versions import version_of_files
+
         files = self.files or {INDEX_NAME: (self.size, self.etag, self.modified)}
         # An object of the same bytes has the same ETag, so its time tells; a local file's version has a time already.
         told = version_of_files(

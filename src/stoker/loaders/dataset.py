@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.arguments import checked
 from stoker.cache.base import CacheKind
@@ -16,7 +16,6 @@ from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.shared.file import is_child
 from stoker.errors import ConfigError
 from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
-from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
 from stoker.lazy import shadowed
 from stoker.loaders.dataset_methods.attributes import GIVEN, DatasetAttributes
@@ -32,7 +31,6 @@ from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition import Elastic, Partition
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.ranks.data_rank import Replication
-from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.transforms import Override
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.sample_errors import apply_override
@@ -42,6 +40,10 @@ from stoker.streams.streams import MOVED, Stream, StreamDefaults
 from stoker.streams.subsets import Subset, as_subsets
 from stoker.types import Batch, StorageOptions, Transform
 from stoker.units import parse_bytes
+
+if TYPE_CHECKING:
+    from stoker.index.concat_index import ConcatIndex
+    from stoker.pipeline.stats.stats import StreamStats
 
 __all__ = ["StreamingDataset"]
 
@@ -396,6 +398,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         :func:`~stoker.pipeline.stats.metrics.observe_with_opentelemetry` take it as it is.
         """
         reader = self._opened.reader
+        from stoker.pipeline.stats.stats import StreamStats
+
         return StreamStats.of(reader.pool.counts, reader.decisions, execution=reader.executor.execution)
 
     # -- end -------------------------------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ from stoker.errors import ConfigError
 from stoker.lazy import told
 from stoker.loaders.pickled import PickledByVersion
 from stoker.order.global_batches import WorkerRemainder
-from stoker.pipeline.stats.stats import StreamStats
-from stoker.pipeline.stats.trace import Trace
+
+if TYPE_CHECKING:
+    from stoker.pipeline.stats.stats import StreamStats
+    from stoker.pipeline.stats.trace import Trace
 
 __all__ = ["CloseOnExit", "Loader"]
 
@@ -129,6 +131,8 @@ class CloseOnExit(PickledByVersion):
         Args:
             path: of the file that is written at the end, for https://ui.perfetto.dev; each rank writes its own.
         """
+        from stoker.pipeline.stats.trace import Trace
+
         return Trace(path, world=told(self, "world"))
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from stoker.concurrency.spans.recorder import Stage, span
-from stoker.pipeline.collate import empty_tensor, makes_tensor, stack_tensors
 from stoker.pipeline.columns import CutColumn, GroupColumn, split_batch
 from stoker.types import Array, Batch
 
@@ -46,6 +45,8 @@ batch has one of its own, there is an entry for each. Built-in types and tensors
 
 def to_message(group: BatchGroup) -> GroupMessage:
     """A group as it is sent by the DataLoader worker that this process is."""
+    from stoker.pipeline.collate import empty_tensor, makes_tensor
+
     columns: list[tuple[str, bool, Any, Any, Any]] = []
     arrays: list[tuple[int, Array]] = []
     size = 0
@@ -68,6 +69,8 @@ def to_message(group: BatchGroup) -> GroupMessage:
 def _batches_of(message: GroupMessage) -> list[dict[str, Any]]:
     """The batches of a group, their arrays as tensors that share its memory."""
     import torch
+
+    from stoker.pipeline.collate import stack_tensors
 
     lengths, data, columns = message
     memory = data.numpy()

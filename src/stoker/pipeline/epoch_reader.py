@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
@@ -24,7 +24,6 @@ from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.chunks.work import ChunkWork
-from stoker.pipeline.collate import speed_up_worker
 from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.execution.read_threads import ReadThreads
 from stoker.pipeline.iteration_checks import (
@@ -41,10 +40,8 @@ from stoker.pipeline.iteration_checks import (
     tell_of_sending,
     tell_of_skipping,
 )
-from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.pipeline.pipeline import Pipeline
 from stoker.pipeline.ranks.data_rank import DataRankFinder
-from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun, deliver_kept, repeated_by_wrapper
 from stoker.pipeline.stages.build import make_work
 from stoker.pipeline.state.progress import Progress
 from stoker.pipeline.state.rank_epochs import RankEpochs
@@ -54,12 +51,14 @@ from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_ov
 from stoker.reading.bad_samples import BadSampleLog, BadSampleSink
 from stoker.reading.chain import Chain
 from stoker.reading.shard_pool import ShardPool
-from stoker.streams.quarantine import Quarantine
 from stoker.types import Batch, Ids
 
 if TYPE_CHECKING:  # most datasets need none of it
     from stoker.pipeline.execution.chunk_process import MakeRun
+    from stoker.pipeline.joins.other_dataset import OtherDataset
+    from stoker.pipeline.ranks.outer_plan import OuterRun
     from stoker.pipeline.tuning.tuner import DecisionLog, Tuner
+    from stoker.streams.quarantine import Quarantine
 
 _Columns = TypeVar("_Columns", Batch, BatchGroup)
 
@@ -104,7 +103,7 @@ class EpochReader(RankEpochs):
         self.quarantine = quarantine
         steps = settings.transform.steps if isinstance(settings.transform, Chain) else ()
         # Zips and joins, and those that come with their datasets.
-        self.others = [step.other for step in steps if isinstance(step.other, OtherDataset)]
+        self.others = [cast("OtherDataset", step.other) for step in steps if step.other is not None]
         for other in self.others:
             other.reads_cut(settings.bad_samples is not None)
         resume = ResumeState(
@@ -168,6 +167,8 @@ class EpochReader(RankEpochs):
         check_sample_steps(self.settings, override, alone=alone, keeps_places=keep_places and self._division is None)
         leaves_out = bool(self.settings.leaves_out) and not keep_places
         if self._division is not None and self._division.kept is not None:
+            from stoker.pipeline.ranks.outer_plan import deliver_kept
+
             samples = chain.from_iterable(part.samples for part in pipeline.sample_runs())
             yield from deliver_kept(samples, progress.plan, self._division, LoaderWorker.detect())
             return
@@ -251,6 +252,8 @@ class EpochReader(RankEpochs):
             recording.note(worker=worker.number)
         sharers = worker.count * world.local_world_size
         if worker.token is not None:
+            from stoker.pipeline.collate import speed_up_worker
+
             speed_up_worker(self._ring)
             if override is None and not any(step.calls for step in self.settings.steps):
                 load_at_once()
@@ -324,9 +327,12 @@ class EpochReader(RankEpochs):
             check_skipped(point, run.plan, division)
             if point.position and not called_from("accelerate.data_loader") and self._resume.first_to_tell(_SKIPS):
                 tell_of_skipping(point)
-        again = 0 if division is None or self._rank_finder.world.rank else repeated_by_wrapper(run.plan, division)
-        if again and division is not None and self._resume.first_to_tell(_FILLS):
-            tell_of_filling(point.epoch, division, again)
+        if division is not None and not self._rank_finder.world.rank:
+            from stoker.pipeline.ranks.outer_plan import repeated_by_wrapper
+
+            again = repeated_by_wrapper(run.plan, division)
+            if again and self._resume.first_to_tell(_FILLS):
+                tell_of_filling(point.epoch, division, again)
         if run.plan.padding and run.plan.rank == 0 and self._resume.first_to_tell(_PADS):
             tell_of_padding(point.epoch, run.plan, self.sample_order)
         return run
@@ -438,6 +444,8 @@ class EpochReader(RankEpochs):
 
 
 def _divided(run: Run, division: OuterDivision) -> OuterRun:
+    from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
+
     return OuterRun(run.order, OuterPlan(run.plan, division))
 
 

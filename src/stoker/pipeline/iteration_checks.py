@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from stoker.cluster.outer_division import REMEDY, OuterDivision, skipped_batches
 from stoker.errors import ConfigError
 from stoker.order.global_batches import BatchPlan, DevicePlan
 from stoker.order.sample_order import EpochPosition, Plan, Run, SampleOrder
 from stoker.pipeline.ranks.data_rank import DataRankFinder
-from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.reading.chain import as_chain
 from stoker.reading.steps import Step
+
+if TYPE_CHECKING:
+    from stoker.pipeline.ranks.outer_plan import OuterRun
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +108,10 @@ def check_positions(steps: Sequence[Step], run: Run | OuterRun) -> None:
     Raises:
         ConfigError: the order has none.
     """
-    plan = run.plan.whole if isinstance(run.plan, OuterPlan) else run.plan
-    if any(step.positioned for step in steps) and type(plan) not in (BatchPlan, DevicePlan):
+    if not any(step.positioned for step in steps):
+        return
+    plan = run.plan if isinstance(run, Run) else run.plan.whole
+    if type(plan) not in (BatchPlan, DevicePlan):
         raise ConfigError(
             "enumerate() gives positions that are the same on any cluster, and this order has none: use it without "
             "partition=, with batching_method='random' or 'per_stream', and a shuffle_algo of stoker's own"

@@ -17,15 +17,11 @@ from stoker.errors import StateError
 from stoker.formats.mds.encodings.images import last_left
 from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
-from stoker.pipeline.chunks.by_shard import ShardByShard
 from stoker.pipeline.chunks.chunk import Chunk, cut_chunk
 from stoker.pipeline.chunks.located import located_chunks
-from stoker.pipeline.chunks.read_chunks import read_chunks
 from stoker.pipeline.chunks.settle import Settle
 from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
-from stoker.pipeline.joins.ahead import OthersAhead, others_ahead
-from stoker.pipeline.ranks.outer_plan import OuterRun
 from stoker.pipeline.stages.build import make_work
 from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS, MADE_AT_ONCE
@@ -35,8 +31,10 @@ from stoker.reading.samples import SampleRun
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch
 
-if TYPE_CHECKING:  # most iterations need neither
+if TYPE_CHECKING:  # most iterations need none of it
     from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun
+    from stoker.pipeline.joins.ahead import OthersAhead
+    from stoker.pipeline.ranks.outer_plan import OuterRun
     from stoker.pipeline.tuning.tuned_run import TunedRun
     from stoker.pipeline.tuning.tuner import Tuner
 
@@ -123,6 +121,8 @@ class Pipeline:
         self._worker_takes_groups = False
         self._others: OthersAhead | None = None
         if self._work.leading is not None:
+            from stoker.pipeline.joins.ahead import others_ahead
+
             self._others = others_ahead(
                 self._work.leading, settings.amounts.sharers, read_here=settings.run_in == "threads"
             )
@@ -340,6 +340,9 @@ class Pipeline:
 
     def _read_by_shard(self) -> Iterator[Chunk]:
         """Chunks in order, read already: many together, shard by shard."""
+        from stoker.pipeline.chunks.by_shard import ShardByShard
+        from stoker.pipeline.chunks.read_chunks import read_chunks
+
         amounts = self._settings.amounts
         assert isinstance(self._work.rows, RowReader)
         reader = ShardByShard(

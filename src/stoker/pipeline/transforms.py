@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from stoker.concurrency.processes import StartMethod
 from stoker.concurrency.user_code import runs_steps
 from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
 from stoker.formats.mds.encodings.images import loaded
 from stoker.formats.unstacked import as_batch
-from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.policy import ReadAmounts
@@ -26,7 +24,10 @@ from stoker.reading.projection import LeadingJoin, batch_parts, project, split_s
 from stoker.reading.sample_errors import location_at
 from stoker.reading.shard_pool import ShardPool
 from stoker.reading.steps import Load, Map, Project, Select, Step, TokenizeColumn
-from stoker.types import Batch, Ids, Transform
+from stoker.types import Batch, Ids, StartMethod, Transform
+
+if TYPE_CHECKING:
+    from stoker.index.concat_index import ConcatIndex
 
 Override: TypeAlias = Callable[[Sequence[int], Iterator[Any]], Iterator[Any]]
 """A function from samples and their ids to samples, applied lazily."""

@@ -14,7 +14,6 @@ import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError, UnsafeDataError
 from stoker.formats.base import NO_HASHES, FileInfo, ReadOptions
-from stoker.formats.common.compression import parse_compression
 from stoker.formats.mds.encodings import Encoding, RawColumn, UnknownEncoding, get_encoding, mds_encoding
 from stoker.storage.files.own import PRIVATE
 from stoker.types import Array, Column, Ids
@@ -104,6 +103,8 @@ def parse_files(
     else:
         if None in zipped:
             refuse(where, f"is compressed with {compression!r} but lists no compressed file")
+        from stoker.formats.common.compression import parse_compression
+
         try:
             parse_compression(compression)
         except FormatError as error:

@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.arguments import check_argument, checked
-from stoker.arguments.messages import shown
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.formats.unstacked import as_batch
 from stoker.loaders.dataset_methods.opened import DatasetBase
 from stoker.loaders.trainers.consumers import fetches_by_id
-from stoker.pipeline.chunks.empty_batch import EmptyBatch
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.sample_errors import SampleLocation, location_of
 from stoker.reading.samples import read_sample, read_samples
@@ -57,6 +55,8 @@ class SamplesById(DatasetBase):
             return self._samples(self._ids(index))
         # A truth value has an __index__, too.
         if isinstance(index, bool) or not hasattr(index, "__index__"):
+            from stoker.arguments.messages import shown
+
             told = f"; a column of some samples is dataset.read(ids)[{index!r}]" if isinstance(index, str) else ""
             raise TypeError(f"an index is an int, a slice or an array of ints, got {shown(index)}{told}")
         number = operator.index(index)
@@ -111,6 +111,8 @@ class SamplesById(DatasetBase):
 
     def _read_none(self, columns: Sequence[str] | None) -> Batch:
         """The columns of a good sample, without rows."""
+        from stoker.pipeline.chunks.empty_batch import EmptyBatch
+
         opened, bad = self._opened, list[Exception]()
 
         def read(shard: int, row: int) -> Batch:

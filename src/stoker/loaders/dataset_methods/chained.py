@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from stoker.errors import ConfigError
 from stoker.lazy import shadowed, told
 from stoker.loaders.dataset_methods.opened import SAMPLE_METHODS, DatasetBase
-from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.reading.chain import Chain, as_chain
 from stoker.reading.step_methods import OtherSource, StepMethods
 from stoker.reading.steps import Step, TokenizeColumn
+
+if TYPE_CHECKING:
+    from stoker.pipeline.joins.other_dataset import OtherDataset
 
 
 class ChainMethods(StepMethods, OtherSource, DatasetBase):
@@ -50,6 +52,8 @@ class ChainMethods(StepMethods, OtherSource, DatasetBase):
                 f"{method}() takes a sample of the other dataset for each of this one, and its {unfit.told} does not give "
                 f"one for each, or needs a batch or an order: call it after {method}()"
             )
+        from stoker.pipeline.joins.other_dataset import OtherDataset
+
         return OtherDataset(self._opened.streams, reader.pool, reader.settings)
 
     def _with(self, chain: Chain) -> Self:

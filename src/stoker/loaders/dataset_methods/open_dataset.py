@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.cluster import World
 from stoker.concurrency.spans.recorder import Stage, span
@@ -24,10 +24,12 @@ from stoker.reading.apply_chain import SampleIdentity
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.streams.agreement import disagreement
 from stoker.streams.features import warn_of_stored_files
-from stoker.streams.quarantine import Quarantine, QuarantineSource
 from stoker.streams.streams import Stream, StreamDefaults, Streams, open_streams
 from stoker.types import Transform
 from stoker.units import parse_count
+
+if TYPE_CHECKING:
+    from stoker.streams.quarantine import Quarantine, QuarantineSource
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +96,11 @@ def open_dataset(
         ),
     )
     ranks = DataRankFinder(world, replication, compare=options.compare_ranks)
-    held_out = None if quarantine is None else Quarantine(quarantine)
+    held_out: Quarantine | None = None
+    if quarantine is not None:
+        from stoker.streams.quarantine import Quarantine
+
+        held_out = Quarantine(quarantine)
     reader = EpochReader(streams.pool(options, ids), sample_order, settings, ranks, held_out)
     opened = OpenDataset(streams, reader, ranks, index.table, given)
     if streams.limit is not None:

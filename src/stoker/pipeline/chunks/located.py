@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.order.sample_order import Plan, Run
 from stoker.pipeline.chunks.chunk import Chunk
-from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 from stoker.reading.samples import distinct_shards
 from stoker.types import Ids
+
+if TYPE_CHECKING:
+    from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 
 _LOCATE_SAMPLES: Final = 4096
 

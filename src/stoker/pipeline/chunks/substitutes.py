@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from stoker.errors import ConfigError, SampleError
 from stoker.order.sample_order import Plan, Run, check_spanned, spans_of
-from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 from stoker.reading.replacement import Replacements, none_is_good
 from stoker.reading.steps import LeftOut, SeveralSamples
+
+if TYPE_CHECKING:
+    from stoker.pipeline.ranks.outer_plan import OuterRun
 
 Located: TypeAlias = tuple[int, int, int]
 """The position, shard and row of a sample."""
@@ -39,7 +41,7 @@ class Substitutes:
     def _asked(self) -> tuple[Plan, str]:
         """The plan of the epoch that is asked where other samples are, and the setting that asks."""
         assert self._run is not None
-        plan = self._run.plan.whole if isinstance(self._run.plan, OuterPlan) else self._run.plan
+        plan = self._run.plan if isinstance(self._run, Run) else self._run.plan.whole
         return plan, "on_bad_sample='replace'" if self._for_bad else "filter(dropped='replace')"
 
     def find(

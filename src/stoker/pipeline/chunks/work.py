@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,11 +15,7 @@ from stoker.formats.unstacked import Unstacked, has_arrays, number_dtype, scatte
 from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
 from stoker.pipeline.chunks.chunk import NO_IDS, Chunk
-from stoker.pipeline.chunks.empty_batch import EmptyBatch
-from stoker.pipeline.chunks.substitutes import Located, Substitutes
 from stoker.pipeline.columns import batch_length, cut_columns, stack_samples
-from stoker.pipeline.joins.leading import LeadingJoins
-from stoker.pipeline.ranks.outer_plan import OuterRun
 from stoker.pipeline.stages.stage import ChunkStage, flattened
 from stoker.pipeline.transforms import BatchSteps
 from stoker.reading.bad_samples import OnBadSample, is_of_sample
@@ -27,6 +23,12 @@ from stoker.reading.row_reader import Rows
 from stoker.reading.samples import SampleRun
 from stoker.reading.steps import BAD, GONE, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
 from stoker.types import Batch
+
+if TYPE_CHECKING:  # most datasets need none of it
+    from stoker.pipeline.chunks.empty_batch import EmptyBatch
+    from stoker.pipeline.chunks.substitutes import Located, Substitutes
+    from stoker.pipeline.joins.leading import LeadingJoins
+    from stoker.pipeline.ranks.outer_plan import OuterRun
 
 
 class ChunkWork:
@@ -84,7 +86,7 @@ class ChunkWork:
         self._batch_steps, self._names, self._as_stored = batch_steps, names, dict(as_stored or {})
         self._stored_stages, self._made = stored_stages, made
         # Made at once where bad samples are replaced, as the order may not say where others are.
-        self._substitutes = Substitutes(run, for_bad=True, strict=False) if self._replaces else None
+        self._substitutes = self._make_others(for_bad=True, strict=False) if self._replaces else None
         self._dtypes: dict[str, np.dtype[Any]] | None = None
         self._known: EmptyBatch | None = None
 
@@ -135,7 +137,8 @@ class ChunkWork:
     # -- others in the places of some ------------------------------------------------------------------------------
 
     def _filled_samples(self, chunk: Chunk) -> Chunk:
-        entries, dropped, filled = list(chunk.values), chunk.dropped, dict[int, Located]()
+        entries, dropped = list(chunk.values), chunk.dropped
+        filled: dict[int, Located] = {}
         for place, one in enumerate(entries):
             if isinstance(one, SeveralSamples):
                 dropped += one.dropped
@@ -153,7 +156,8 @@ class ChunkWork:
         return replace(_moved(chunk, filled), values=entries, dropped=dropped)
 
     def _filled_columns(self, chunk: Chunk) -> Chunk:
-        kept, filled = chunk.places, dict[int, Located]()
+        kept = chunk.places
+        filled: dict[int, Located] = {}
         parts = [(kept, chunk.values)] if len(kept) else []
         for place, error in sorted(chunk.bad.items()):
             batch, filled[place] = self._others.find(int(chunk.positions[place]), error, self._columns_at)
@@ -179,12 +183,19 @@ class ChunkWork:
     def _others(self) -> Substitutes:
         """Finds samples that come in the places of others."""
         if self._substitutes is None:
-            self._substitutes = Substitutes(self._run, for_bad=False, strict=self.strict)
+            self._substitutes = self._make_others(for_bad=False, strict=self.strict)
         return self._substitutes
+
+    def _make_others(self, *, for_bad: bool, strict: bool) -> Substitutes:
+        from stoker.pipeline.chunks.substitutes import Substitutes
+
+        return Substitutes(self._run, for_bad=for_bad, strict=strict)
 
     @property
     def _empty(self) -> EmptyBatch:
         if self._known is None:
+            from stoker.pipeline.chunks.empty_batch import EmptyBatch
+
             self._known = EmptyBatch(self.rows.table)
         return self._known
 

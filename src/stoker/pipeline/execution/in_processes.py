@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Generic, TypeVar
 
-from stoker.concurrency.processes import StartMethod, WorkerProcess, stop_workers
+from stoker.concurrency.processes import WorkerProcess, stop_workers
 from stoker.errors import ConfigError, StokerError
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.chunks.chunk import Chunk
@@ -23,6 +23,7 @@ from stoker.pipeline.execution.hand_over import unpack, unpack_error
 from stoker.policy import CHUNKS_OF_PROCESS
 from stoker.reading.sample_errors import location_at
 from stoker.reading.shard_pool import ShardPool
+from stoker.types import StartMethod
 
 logger = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from stoker.cluster import LoaderWorker
 from stoker.formats.mds.encodings import others_registered
@@ -11,10 +12,12 @@ from stoker.formats.registry import get_format, is_own
 from stoker.index.concat_index import ConcatIndex
 from stoker.lazy import cached_property
 from stoker.order.sample_order import Plan
-from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.policy import FEW_LINES, parsers, processors
 from stoker.reading.shard_pool import ShardPool
+
+if TYPE_CHECKING:
+    from stoker.pipeline.joins.other_dataset import OtherDataset
 
 
 class ReadThreads:

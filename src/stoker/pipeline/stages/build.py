@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from stoker.errors import ConfigError
 from stoker.order.sample_order import Run
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.chunks.work import ChunkWork
-from stoker.pipeline.joins.leading import LeadingJoins
-from stoker.pipeline.joins.other_dataset import OtherDataset
-from stoker.pipeline.joins.other_reader import OtherReader, Pairs
-from stoker.pipeline.ranks.outer_plan import OuterRun
-from stoker.pipeline.stages.batches import SamplesOfBatch
-from stoker.pipeline.stages.functions import Functions, LoadImages, Overrides
-from stoker.pipeline.stages.join import Join, Layout, LeaveOutUnmatched
 from stoker.pipeline.stages.read import ReadColumns, ReadSamples, may_hold_images, read_lazily
 from stoker.pipeline.stages.stage import ChunkStage
-from stoker.pipeline.stages.tokenize import Tokenize
 from stoker.pipeline.transforms import (
     EpochReaderSettings,
     Override,
@@ -31,6 +24,12 @@ from stoker.reading.row_reader import RowReader
 from stoker.reading.samples import SampleRun
 from stoker.reading.shard_pool import ShardPool
 from stoker.reading.steps import Beside, Step, TokenizeColumn
+
+if TYPE_CHECKING:  # the chains of most datasets need none of it, and a stage is imported where it is made
+    from stoker.pipeline.joins.leading import LeadingJoins
+    from stoker.pipeline.joins.other_reader import OtherReader, Pairs
+    from stoker.pipeline.ranks.outer_plan import OuterRun
+    from stoker.pipeline.stages.join import Join, Layout
 
 
 def make_work(
@@ -65,11 +64,17 @@ def make_work(
             whole = as_columns and override is None and all(isinstance(step, TokenizeColumn) for step in steps)
             stages = reading.stages(whole=whole, loads=tolerant, steps=steps, keeps_dtypes=as_columns)
             if override is not None:
+                from stoker.pipeline.stages.functions import Overrides
+
                 stages.append(Overrides(reading.rows, override))
         else:
+            from stoker.pipeline.stages.batches import SamplesOfBatch
+
             stages = [SamplesOfBatch(work.columns), *reading.after_batch(steps)]
         of_samples = not first or not whole
         if tolerant and of_samples:
+            from stoker.pipeline.stages.functions import LoadImages
+
             stages.append(LoadImages(reading.rows))
         work = ChunkWork(
             reading.rows,
@@ -132,6 +137,9 @@ class _Reading:
 
     def _lead(self, layout: Sequence[tuple[str, int, str]]) -> None:
         """Make the joins that the chain begins with. Columns have names of their own until all are there."""
+        from stoker.pipeline.joins.leading import LeadingJoins
+        from stoker.pipeline.stages.join import Layout
+
         joins, pool = self._settings.joins, self._pool
         names: dict[tuple[int, str], str] = {(0, name): name for name in self.rows.names}
         taken = {*self.rows.names}
@@ -188,11 +196,15 @@ class _Reading:
                 table, identity = self._pool.index.table, self._settings.identity
                 made_of = make_transforms(table, identity, group, self._epoch, later=later or bool(begin))
                 if made or not first:
+                    from stoker.pipeline.stages.functions import Functions
+
                     made.append(Functions(self.rows, made_of))
                 else:
                     self._functions = made_of
             first = False
             if isinstance(step, TokenizeColumn):
+                from stoker.pipeline.stages.tokenize import Tokenize
+
                 made.append(Tokenize(self.rows, step))
             elif step is not None and not isinstance(step, Beside):
                 raise ConfigError(f"{step.told}: together is for steps of stoker's own: leave it out")
@@ -217,6 +229,8 @@ class _Reading:
         ]
         if self.leading is None:
             return read
+        from stoker.pipeline.stages.join import Join, LeaveOutUnmatched
+
         if self.leading.leave_out:
             read.insert(0, LeaveOutUnmatched(self.leading))
         for number, key in self._joins:
@@ -225,6 +239,9 @@ class _Reading:
         return read if self._layout is None else [*read, self._layout]
 
     def _late_join(self, step: Beside, *, keeps_dtypes: bool) -> Join:
+        from stoker.pipeline.joins.other_dataset import OtherDataset
+        from stoker.pipeline.stages.join import Join
+
         assert isinstance(step.other, OtherDataset)
         names = step.other.columns
         pairs = None if names is None else tuple((step.prefix + one, one) for one in names if one != step.on[1])
@@ -234,6 +251,9 @@ class _Reading:
 
 def other_reader(step: Beside, pairs: Pairs | None, epoch: int) -> OtherReader:
     """A reader of the other dataset of a zip or join."""
+    from stoker.pipeline.joins.other_dataset import OtherDataset
+    from stoker.pipeline.joins.other_reader import OtherReader
+
     assert isinstance(step.other, OtherDataset)
     return OtherReader(step.other, pairs, step.on[1] or None, epoch, _other_stages)
 
@@ -245,4 +265,8 @@ def _other_stages(
     reading = _Reading(pool, settings, epoch, names)
     loads = pool.reads_cut
     stages = reading.stages(whole=whole, loads=loads, steps=settings.steps if names is None else ())
-    return [*stages, LoadImages(reading.rows)] if loads and not whole else stages
+    if not loads or whole:
+        return stages
+    from stoker.pipeline.stages.functions import LoadImages
+
+    return [*stages, LoadImages(reading.rows)]

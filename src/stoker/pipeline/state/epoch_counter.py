@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,9 @@ from stoker.concurrency.forks import alive
 from stoker.concurrency.shared.file import SharedFile, spawning
 from stoker.errors import ConfigError, StateError
 from stoker.order.sample_order import EpochPosition
-from stoker.streams.quarantine import Mark
+
+if TYPE_CHECKING:
+    from stoker.streams.quarantine import Mark
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.format import Format
-from stoker.formats.media.source import StoredFile
 from stoker.formats.registry import get_format
 from stoker.policy import most_maps
 from stoker.reading.fetch_width import FetchWidth
@@ -60,8 +59,17 @@ class Loaded(NamedTuple):
         """A shard of which these files were opened; ``held`` says whether the cache has what is not mapped, too."""
         maps = [file for file in files if isinstance(file, MappedFile)]
         size = info.size
-        counted = 0 if isinstance(info.detail, StoredFile) else size  # its handle reads it
+        counted = 0 if _is_left_in_store(info) else size
         return cls(shard, reader, maps, fetched, size, counted, size if held and not maps else 0, *took)
+
+
+def _is_left_in_store(info: ShardInfo) -> bool:
+    """Whether a handle reads what it needs of a shard's file, which is not fetched."""
+    if info.detail is None or info.raw:
+        return False
+    from stoker.formats.media.source import StoredFile
+
+    return isinstance(info.detail, StoredFile)
 
 
 def open_files(

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from stoker.cache.base import ShardCache
 from stoker.cache.small_files import SmallFileReader, small_bytes
@@ -24,11 +24,9 @@ from stoker.concurrency.shared.counters import Count, Counts
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import CorruptDataError, DatasetChangedError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.one_file import FileKind, FileShard
 from stoker.formats.registry import get_format
-from stoker.index.columnar_shards import LazyShards, shard_bytes
+from stoker.index.columnar_shards import ColumnarShards, LazyShards, shard_bytes
 from stoker.index.concat_index import ConcatIndex
-from stoker.index.file_index import FileShards
 from stoker.index.index import Index
 from stoker.policy import (
     READ_WHOLE,
@@ -42,6 +40,10 @@ from stoker.policy import (
 from stoker.reading.opening.load_shard import Loaded, open_files
 from stoker.storage.types import Arrival
 from stoker.types import Buffer
+
+if TYPE_CHECKING:  # of files that are a sample each alone
+    from stoker.formats.one_file import FileKind
+    from stoker.index.file_index import FileShards
 
 logger = logging.getLogger(__name__)
 
@@ -240,13 +242,17 @@ class _Stream:
     def __init__(self, index: Index, cache: ShardCache, first: int, options: ReadOptions) -> None:
         self.shards = index.shards
         self.first = first
-        self.files = index.shards if isinstance(index.shards, FileShards) else None
+        self.files = _listed(index.shards)
         here = cache.small_files is not None and not options.checksums
         self.most = 0 if not here else READ_WHOLE if self.files is None else SMALL_FILE
         first_files = () if isinstance(index.shards, LazyShards) or not index.shards else index.shards[0].raw
         self.parts = bool(first_files) and first_files[0].part is not None
         self.far = cache.store is not None and cache.settings.limit is None
-        self._kind = None if self.files is None else FileKind.of(self.files.format, self.files.spec, options)
+        self._kind: FileKind | None = None
+        if self.files is not None:
+            from stoker.formats.one_file import FileKind
+
+            self._kind = FileKind.of(self.files.format, self.files.spec, options)
         self._cache = cache
         self._options = options
 
@@ -262,6 +268,8 @@ class _Stream:
     def _open_files(
         self, reader: SmallFileReader, files: FileShards, kind: FileKind, shards: Sequence[int], at_once: int
     ) -> Iterator[tuple[int, bytes, ShardReader]]:
+        from stoker.formats.one_file import FileShard
+
         first, folder = self.first, reader.folder
         for number, path, data in reader.read_listed(files, [shard - first for shard in shards], at_once):
             try:
@@ -285,6 +293,14 @@ class _Stream:
             except Exception:  # noqa: BLE001, S112 - is raised again where the shard is asked for
                 continue
             yield shard, data, opened
+
+
+def _listed(shards: Sequence[ShardInfo]) -> FileShards | None:
+    if not isinstance(shards, LazyShards) or isinstance(shards, ColumnarShards):
+        return None
+    from stoker.index.file_index import FileShards
+
+    return shards if isinstance(shards, FileShards) else None
 
 
 class AheadWindow:
