@@ -96,11 +96,11 @@ if TYPE_CHECKING:
     from stoker.reading.chain import Chain as Chain
     from stoker.reading.steps import Step as Step
     from stoker.streams.conditions import Where as Where
-    from stoker.streams.quarantine import SkipSteps as SkipSteps
     from stoker.streams.streams import Stream as Stream
     from stoker.streams.subsets import HashSplit as HashSplit
     from stoker.streams.subsets import KeepIds as KeepIds
     from stoker.streams.subsets import SkipIds as SkipIds
+    from stoker.streams.subsets import SkipSteps as SkipSteps
     from stoker.streams.subsets import train_validation_split as train_validation_split
     from stoker.tokens.batch import LMBatch as LMBatch
     from stoker.tokens.settings import ShardConfig as ShardConfig
@@ -125,7 +125,7 @@ _MODULES: Final = {
     "Schedule": "stoker.order.mixture.schedule",
     "ShardConfig": "stoker.tokens.settings",
     "SkipIds": "stoker.streams.subsets",
-    "SkipSteps": "stoker.streams.quarantine",
+    "SkipSteps": "stoker.streams.subsets",
     "StokerError": "stoker.errors",
     "Step": "stoker.reading.steps",
     "Stream": "stoker.streams.streams",

@@ -34,10 +34,9 @@ from stoker.pipeline.ranks.data_rank import Replication
 from stoker.pipeline.transforms import Override
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.sample_errors import apply_override
-from stoker.streams.quarantine import QuarantineSource
 from stoker.streams.registry import make_stream
 from stoker.streams.streams import MOVED, Stream, StreamDefaults
-from stoker.streams.subsets import Subset, as_subsets
+from stoker.streams.subsets import QuarantineSource, Subset, as_subsets
 from stoker.types import Batch, StorageOptions, Transform
 from stoker.units import parse_bytes
 

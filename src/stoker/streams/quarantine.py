@@ -6,76 +6,29 @@ import json
 import os
 import reprlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import xxhash
 
-from stoker.arguments import checked
 from stoker.display import counted
 from stoker.errors import ConfigError, ObjectNotFoundError, StateError
 from stoker.integers import is_count
 from stoker.order.left_out import Exclusion
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.storage.files.regular import read_regular
-from stoker.streams.subsets import SkipIds
+from stoker.streams.subsets import POSITIONS, QuarantineSource, SkipIds, SkipSteps
 from stoker.types import Ids
 
 _PATIENCE: Final = 1.0
 """Seconds to wait for the end of a line that somebody is writing."""
-_POSITIONS: Final = 1 << 62
 _FORMS: Final = (
     'an id; {"sample": id}, and what ids_of and where() tell of it beside; {"epoch": 0, "steps": [first, end], '
     '"global_batch": samples of all ranks in a step}; or {"epoch": 0, "positions": [first, end]}'
 )
-
-
-@checked
-@dataclass(frozen=True, slots=True)
-class SkipSteps:
-    """Steps of an epoch that a run leaves out, by ``quarantine=``. As many before them come in their places, or after.
-
-    >>> SkipSteps(340, 343, epoch=0, global_batch=512).as_dict()
-    {'epoch': 0, 'steps': [340, 343], 'global_batch': 512}
-
-    Attributes:
-        begin: the first of them, counted from the epoch's beginning.
-        end: one past the last.
-        epoch: its number.
-        global_batch: samples that all ranks together take in such a step. A run that resumes in another world, whose steps
-            have other lengths, leaves the same samples out; 1: ``begin`` and ``end`` are positions.
-
-    Raises:
-        ConfigError: there are no such steps.
-    """
-
-    begin: int
-    end: int
-    _: KW_ONLY
-    epoch: int
-    global_batch: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.begin < self.end or self.epoch < 0:
-            raise ConfigError(
-                f"SkipSteps needs 0 <= begin < end and epoch >= 0, got begin={self.begin}, end={self.end}, epoch={self.epoch}"
-            )
-        if self.global_batch < 1 or self.end * self.global_batch >= _POSITIONS:
-            raise ConfigError(
-                f"global_batch is the number of samples that all ranks take in a step, got {self.global_batch} for steps up "
-                f"to {self.end}"
-            )
-
-    def as_dict(self) -> dict[str, Any]:
-        """The steps, JSON-serialisable; dumped, a line of a file of ``quarantine=``."""
-        return {"epoch": self.epoch, "steps": [self.begin, self.end], "global_batch": self.global_batch}
-
-
-QuarantineSource: TypeAlias = str | os.PathLike[str] | SkipIds | SkipSteps | Sequence[SkipIds | SkipSteps]
-"""The file to which lines are added, or the samples and steps themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +266,7 @@ def _range(found: dict[str, Any]) -> tuple[int, int, int]:
     each = found["global_batch"] if kind == "steps" else 1
     begin, end = found[kind]
     numbers = (found["epoch"], begin, end, each)
-    if not all(type(one) is int and one >= 0 for one in numbers) or not begin < end or not 0 < end * each < _POSITIONS:
+    if not all(type(one) is int and one >= 0 for one in numbers) or not begin < end or not 0 < end * each < POSITIONS:
         raise ValueError(found)
     return int(found["epoch"]), int(begin * each), int(end * each)
 

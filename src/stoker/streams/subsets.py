@@ -1,4 +1,5 @@
-"""Subsets of a stream: a part of a hash split, listed ids, all but those, or the samples that fulfil a condition.
+"""Subsets of a stream: a part of a hash split, listed ids, all but those, or the samples that fulfil a condition. And steps
+of an epoch that a run leaves out.
 
 These are plain values. :mod:`stoker.order.selection` computes the samples that they choose.
 """
@@ -9,7 +10,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -24,6 +25,8 @@ from stoker.storage.files.regular import open_regular, read_regular
 from stoker.types import Batch, Ids
 
 _CHUNK: Final = 1 << 20
+POSITIONS: Final = 1 << 62
+"""No epoch has so many."""
 _ID: Final = re.compile(r"-?[0-9]{1,18}")
 
 IdSource: TypeAlias = str | os.PathLike[str] | Sequence[int] | NDArray[np.integer[Any]]
@@ -144,6 +147,51 @@ class SkipIds(_IdList):
     """All samples but these; see :class:`KeepIds`."""
 
     _name = "skip"
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class SkipSteps:
+    """Steps of an epoch that a run leaves out, by ``quarantine=``. As many before them come in their places, or after.
+
+    >>> SkipSteps(340, 343, epoch=0, global_batch=512).as_dict()
+    {'epoch': 0, 'steps': [340, 343], 'global_batch': 512}
+
+    Attributes:
+        begin: the first of them, counted from the epoch's beginning.
+        end: one past the last.
+        epoch: its number.
+        global_batch: samples that all ranks together take in such a step. A run that resumes in another world, whose steps
+            have other lengths, leaves the same samples out; 1: ``begin`` and ``end`` are positions.
+
+    Raises:
+        ConfigError: there are no such steps.
+    """
+
+    begin: int
+    end: int
+    _: KW_ONLY
+    epoch: int
+    global_batch: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.begin < self.end or self.epoch < 0:
+            raise ConfigError(
+                f"SkipSteps needs 0 <= begin < end and epoch >= 0, got begin={self.begin}, end={self.end}, epoch={self.epoch}"
+            )
+        if self.global_batch < 1 or self.end * self.global_batch >= POSITIONS:
+            raise ConfigError(
+                f"global_batch is the number of samples that all ranks take in a step, got {self.global_batch} for steps up "
+                f"to {self.end}"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The steps, JSON-serialisable; dumped, a line of a file of ``quarantine=``."""
+        return {"epoch": self.epoch, "steps": [self.begin, self.end], "global_batch": self.global_batch}
+
+
+QuarantineSource: TypeAlias = str | os.PathLike[str] | SkipIds | SkipSteps | Sequence[SkipIds | SkipSteps]
+"""The file to which lines are added, or the samples and steps themselves."""
 
 
 class Condition(ABC):

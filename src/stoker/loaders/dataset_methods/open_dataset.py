@@ -15,7 +15,6 @@ from stoker.formats.common.entries import column_names
 from stoker.loaders.dataset_methods.opened import OpenDataset
 from stoker.order.capabilities import repeats_samples, shards_at_once
 from stoker.pipeline.build_order import OrderOptions, make_order, set_weights
-from stoker.pipeline.chunks.by_shard import expected_fetches
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.ranks.data_rank import DataRankFinder, Replication
 from stoker.pipeline.transforms import EpochReaderSettings
@@ -29,7 +28,8 @@ from stoker.types import Transform
 from stoker.units import parse_count
 
 if TYPE_CHECKING:
-    from stoker.streams.quarantine import Quarantine, QuarantineSource
+    from stoker.streams.quarantine import Quarantine
+    from stoker.streams.subsets import QuarantineSource
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +173,8 @@ def _check_limit(opened: OpenDataset, limit: int) -> None:
     if reader.pool.options.views:
         fetches, why = float(index.samples), "with views=True each sample may fetch its shard anew"
     else:
+        from stoker.pipeline.chunks.by_shard import expected_fetches
+
         group_bytes = reader.settings.amounts.group_bytes
         fetches = expected_fetches(index.samples, shards, index.total_bytes // max(1, index.samples), group_bytes)
         why = f"samples of {_megabytes(group_bytes)} are read together, shard by shard"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import REMEDY, OuterDivision
 from stoker.errors import ConfigError, StateError
 from stoker.order.sample_order import DataRank, EpochPosition, Plan, SampleOrder
-from stoker.order.step import StepSamples, samples_of_step
 from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.state.resume import ResumeState
 from stoker.reading.shard_pool import ShardPool
+
+if TYPE_CHECKING:
+    from stoker.order.step import StepSamples
 
 
 class RankEpochs:
@@ -100,6 +102,8 @@ class RankEpochs:
                 f"rank={rank}: expected 0 to {mine.world_size - 1}, the ranks that read different samples"
             )
         point = self._resume.latest(epoch, mine, begun_here=world is None)
+        from stoker.order.step import samples_of_step
+
         return samples_of_step(
             lambda at, number: self._resume.run(at, replace(mine, rank=number)),
             self.pool.index.table,

@@ -8,27 +8,20 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cluster import LoaderWorker
 from stoker.cluster.datasets_package import NamedEpoch
 from stoker.errors import ConfigError, StateError
 from stoker.order.capabilities import settled
-from stoker.order.left_out import run_without
 from stoker.order.sample_order import DataRank, EpochPosition, Plan, Run, SampleOrder
 from stoker.pipeline.state.epoch_counter import EpochClock, NamedEpochs
 from stoker.pipeline.state.progress import Progress, others_have_more, run_from
-from stoker.pipeline.state.state import (
-    check_same_steps,
-    make_state,
-    read_changed,
-    read_state,
-    read_worker_part,
-    same_so_far,
-)
 from stoker.reading.sample_errors import url_of_shard
 from stoker.reading.shard_pool import ShardPool
-from stoker.streams.quarantine import Mark, Quarantine, check_quarantine
+
+if TYPE_CHECKING:
+    from stoker.streams.quarantine import Mark, Quarantine
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +92,8 @@ class ResumeState:
         run = run_from(self.sample_order, point, data_rank)
         if self._quarantine is None:
             return run
+        from stoker.order.left_out import run_without
+
         (quarantine, pool), mark = self._quarantine, self._clock.marks.get(point.epoch)
         table = pool.index.table
         return run_without(run, table, quarantine.left_out(table, partial(url_of_shard, pool), point.epoch, mark))
@@ -115,6 +110,8 @@ class ResumeState:
         """
         if self._quarantine is None:
             return
+        from stoker.streams.quarantine import Mark
+
         quarantine, _ = self._quarantine
 
         def read(last: Mark | None) -> Mark:
@@ -140,6 +137,8 @@ class ResumeState:
 
     def state(self, point: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
         """The state at ``point``."""
+        from stoker.pipeline.state.state import make_state
+
         state = make_state(self.sample_order, point, data_rank)
         if self._chain:
             state["chain"] = list(self._chain)
@@ -306,6 +305,8 @@ class ResumeState:
             StateError: it belongs to another data set, to other order settings, or to another worker, or this world can not
                 resume there.
         """
+        from stoker.pipeline.state.state import check_same_steps, read_state, read_worker_part, same_so_far
+
         own = read_worker_part(state, worker, data_rank)
         if own is None and same_so_far(state, self.sample_order):
             self.change(state)
@@ -315,7 +316,7 @@ class ResumeState:
         check_same_steps(state, self._chain, self._others, inside=inside)
         if check:
             run_from(sample_order, settled(sample_order, point, data_rank), data_rank)
-        mark = check_quarantine(state, self._quarantine and self._quarantine[0])
+        mark = self._mark_of(state)
         if worker.token is None:  # for all workers the main process says it
             self._clock.thaw(mark)
         self.sample_order = sample_order
@@ -333,8 +334,10 @@ class ResumeState:
         Raises:
             StateError: more than the streams differs.
         """
+        from stoker.pipeline.state.state import check_same_steps, read_changed
+
         point, sample_order = read_changed(state, self.sample_order)
-        mark = check_quarantine(state, self._quarantine and self._quarantine[0])
+        mark = self._mark_of(state)
         if mark is not None and mark.lines:
             raise StateError(
                 "change_streams=True gives samples other ids, and this state's run leaves some out by theirs (quarantine=): "
@@ -345,6 +348,13 @@ class ResumeState:
         self._clock.thaw(None)
         self._clock.load(point)
         self._forget()
+
+    def _mark_of(self, state: Mapping[str, Any]) -> Mark | None:
+        if "quarantine" not in state:
+            return None  # as most are
+        from stoker.streams.quarantine import check_quarantine
+
+        return check_quarantine(state, self._quarantine and self._quarantine[0])
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration begin an epoch; see :meth:`~stoker.pipeline.state.epoch_counter.NamedEpochs.name`."""
