@@ -187,7 +187,7 @@ class Pipeline:
         needed: dict[int, int] = {}
         # One chunk is delivered while the next one is read.
         self._pool.expect(needed.keys(), 2 * self._chunk_bytes)
-        execute = partial(self._counted, read)
+        execute = partial(self._hold_and_read, read)
         tuner, tuned, due = self._tuner, None, _NEVER
         if tuner is not None:
             if tuner.sleeps(self._settings.amounts, ahead=self._ahead):
@@ -210,7 +210,7 @@ class Pipeline:
             ready = self._read_by_shard() if self._settings.by_shard else self._fetched_ahead(needed)
             # Groups of workers stay whole, as all of them cut all batches alike.
             if tuner is not None and self._cuts and not (self._worker_takes_groups or self._others):
-                ready = self._cut(ready, needed)
+                ready = self._split_long(ready, needed)
             for chunk in chain(ready, repeat(None)):
                 if chunk is not None:
                     running.append((chunk, runner.submit(chunk)))
@@ -260,7 +260,7 @@ class Pipeline:
                 self._others.close()
             self._pool.expect(())
 
-    def _cut(self, chunks: Iterator[Chunk], needed: dict[int, int]) -> Iterator[Chunk]:
+    def _split_long(self, chunks: Iterator[Chunk], needed: dict[int, int]) -> Iterator[Chunk]:
         """The chunks, those in parts that would take long to read or to be consumed."""
         for chunk in chunks:
             if len(chunk.rows) <= self._step_samples or len(chunk.lengths) == 1:
@@ -303,7 +303,7 @@ class Pipeline:
         """The work of a process that reads chunks."""
         return self._executor.task(self._settings, self._epoch, as_columns=self._as_columns)
 
-    def _counted(self, read: Callable[[Chunk], _T], chunk: Chunk) -> _T:
+    def _hold_and_read(self, read: Callable[[Chunk], _T], chunk: Chunk) -> _T:
         with self._pool.counted(chunk.shards, chunk.distinct):
             return read(chunk)
 
