@@ -48,8 +48,6 @@ __all__ = ["StreamingDataset"]
 
 if not is_child():
     # What opening a dataset needs, so that the first is opened as fast as others. Children are given opened ones.
-    import numpy.random  # noqa: F401  # of what rounding leaves over where streams are mixed
-
     import stoker.catalog.open_format
     import stoker.loaders.dataset_methods.open_dataset  # noqa: F401
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
-from stoker.cluster.datasets_package import named_epoch
 from stoker.cluster.outer_division import OuterDivision, may_read_ahead
 from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.spans.recorder import WaitClock, recorder
@@ -293,6 +292,8 @@ class EpochReader(RankEpochs):
 
         ConfigError where the wrapper would lose samples, or it is not known who divides.
         """
+        from stoker.cluster.datasets_package import named_epoch  # most iterations have no wrapper
+
         division = self._rank_finder.division()
         if division is not None and not by_sample:
             # What the wrapper divides are batches of this size, not samples.

@@ -14,7 +14,7 @@ from stoker.concurrency.forks import ProcessLocal
 from stoker.display import with_article
 from stoker.errors import ConfigError, StorageError
 from stoker.lazy import cached_property
-from stoker.storage.fork_proxy import fork
+from stoker.storage import fork
 from stoker.storage.retry import STALL_TIMEOUT, Retries, RetryPolicy
 from stoker.storage.transfer.settings import Transfer, split_transfer
 from stoker.storage.types import (

@@ -18,8 +18,8 @@ from forked import gone, helper_pid, in_fork
 from patience import PATIENCE
 from s3server import Bucket
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
-from stoker.storage import RetryPolicy, Store, open_store
-from stoker.storage.fork_proxy import fork, proxy
+from stoker.storage import RetryPolicy, Store, fork, open_store
+from stoker.storage.fork_proxy import proxy
 
 pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
@@ -274,7 +274,8 @@ def test_local_files_need_no_helper(tmp_path: Path) -> None:
 _UNTOUCHED = """
 import os, sys, json
 from stoker.storage import open_store
-from stoker.storage.fork_proxy import fork, proxy
+from stoker.storage import fork
+from stoker.storage.fork_proxy import proxy
 store = open_store(sys.argv[1], json.loads(os.environ["OPTIONS"]))
 pid = os.fork()
 if pid == 0:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.threads import has_global_lock
@@ -15,7 +15,6 @@ from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.chunks.chunk import Chunk
-from stoker.pipeline.execution.choice import Execution
 from stoker.pipeline.execution.runner import InThreads, Runner
 from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_steps
 from stoker.policy import processor_count
@@ -31,6 +30,24 @@ _T = TypeVar("_T")
 
 _MOST: Final = 8
 """Processes where no number is given."""
+
+ExecutedBy: TypeAlias = Literal["consumer", "threads", "processes"]
+"""Samples are read by the thread that asks for them, by threads of its process, or by processes that stoker starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """The choice of what reads samples and runs the functions of an iteration.
+
+    Attributes:
+        run_in: ``"consumer"`` (the thread that asks for samples), ``"threads"`` or ``"processes"``.
+        workers: how many threads or processes, with a tuner as many as there are now; 0: the consumer's thread.
+        reason: why.
+    """
+
+    run_in: ExecutedBy
+    workers: int
+    reason: str
 
 
 class Executor:

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from stoker.cluster import LoaderWorker
 from stoker.cluster.call_stack import callers
-from stoker.cluster.datasets_package import NamedEpoch
 from stoker.concurrency.forks import alive
 from stoker.concurrency.shared.file import SharedFile, spawning
 from stoker.errors import ConfigError, StateError
 from stoker.order.sample_order import EpochPosition
 
 if TYPE_CHECKING:
+    from stoker.cluster.datasets_package import NamedEpoch
     from stoker.streams.quarantine import Mark
 
 logger = logging.getLogger(__name__)

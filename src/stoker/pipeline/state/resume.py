@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cluster import LoaderWorker
-from stoker.cluster.datasets_package import NamedEpoch
 from stoker.errors import ConfigError, StateError
 from stoker.order.capabilities import settled
 from stoker.order.sample_order import DataRank, EpochPosition, Plan, Run, SampleOrder
@@ -21,6 +20,7 @@ from stoker.reading.sample_errors import url_of_shard
 from stoker.reading.shard_pool import ShardPool
 
 if TYPE_CHECKING:
+    from stoker.cluster.datasets_package import NamedEpoch
     from stoker.streams.quarantine import Mark, Quarantine
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.concurrency.shared.counters import BUCKETS, Count, Counts, bucket_start
 from stoker.errors import ConfigError
-from stoker.pipeline.execution.choice import Execution
+from stoker.pipeline.execution.executor import Execution
 
 if TYPE_CHECKING:
     from stoker.pipeline.tuning.tuner import DecisionLog, TuningDecision

@@ -21,7 +21,7 @@ from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.chunks.work import ChunkWork
 from stoker.pipeline.epoch_reader import EpochReader
-from stoker.pipeline.execution.choice import Execution
+from stoker.pipeline.execution.executor import Execution
 from stoker.pipeline.execution.runner import Runner
 from stoker.pipeline.iteration_checks import check_positions
 from stoker.pipeline.pipeline import Pipeline
