@@ -198,8 +198,8 @@ def test_names_in_a_row_are_told_to_be_a_list(dataset: StreamingDataset, kind: s
 
 
 def test_the_order_of_steps_is_checked_before_their_names() -> None:
-    with pytest.raises(ConfigError, match=r"call map\(\) before it"):
-        Chain().batch_map(lambda batch: batch).map(lambda sample: sample)
+    with pytest.raises(ConfigError, match=r"call enumerate\(\) before it"):
+        Chain().batch_map(lambda batch: batch).enumerate()
 
 
 def test_whether_a_dataset_shuffles_can_be_asked(dataset: StreamingDataset) -> None:

@@ -182,6 +182,12 @@ class PartPlan:
         return self.rounds.largest_part
 
     @property
+    def tail(self) -> int:
+        """Samples of the epoch, of all ranks, behind the last step in which all ranks have a full batch of their own."""
+        full = max(0, self.rounds.smallest - self.start_round) // self.batch_size
+        return self.end - self.rounds.position_of_round(self.start_round + full * self.batch_size)
+
+    @property
     def padding(self) -> int:
         """Samples that ``remainder="pad"`` repeats over all ranks."""
         if self.remainder != "pad":

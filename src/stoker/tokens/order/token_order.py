@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.integers import mix
-from stoker.order.global_batches import Remainder
+from stoker.order.global_batches import BatchPlan, Remainder
 from stoker.order.part_plan import PART_BITS, PartPlan, plan_parts
 from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Plan, Run
 from stoker.tokens.order.division import Granularity, PartFiles, ReadSequence, RowGroupRuns, TokenDivision, divide
@@ -320,10 +320,11 @@ def tell_of_remainder(plan: Plan, position: EpochPosition, *, drops: bool) -> No
             plan.world_size,
         )
     if drops:
+        assert isinstance(plan, BatchPlan | PartPlan)
         logger.warning(
             "epoch %d: %d of %d rows are left out, so that all %d ranks take the same number of full batches",
             position.epoch,
-            getattr(plan, "tail", 0),
+            plan.tail,
             plan.end - position.position,
             plan.world_size,
         )
