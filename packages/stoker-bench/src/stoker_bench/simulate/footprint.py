@@ -35,7 +35,7 @@ _MOST_SHARDS: Final = 1 << 20
 
 # Private bytes of a process that reads through a cache: at least, with what it imports; of a shard in the index and order;
 # of an open one and of each of its rows; of a sample that is located ahead. `tests/simulate/test_footprint.py` compares.
-_AT_LEAST: Final = 29 << 20
+_AT_LEAST: Final = 26 << 20
 _OF_SHARD: Final = 1_850
 _OF_KEPT_SHARD: Final = 280  # of an index that is kept as arrays, which processes share
 _OF_OPEN_SHARD: Final = 2_000
