@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Final
 
 _QUIET: Final = 0.25
@@ -37,3 +38,11 @@ def _patience() -> float:
 
 PATIENCE: Final = _patience()
 """Seconds."""
+
+
+def wait_until(done: Callable[[], object]) -> None:
+    """Wait for what another process is to do."""
+    deadline = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)

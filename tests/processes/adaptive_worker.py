@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from patience import PATIENCE
+from patience import PATIENCE, wait_until
 from stoker import StreamingDataset
 from stoker.coordination import CommitRefusedError, CoordinationSettings
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
@@ -45,9 +45,9 @@ def main(told: dict[str, Any]) -> None:
     if told.get("replication", 1) > 1:
         # All have what they are to hold for others before the work begins.
         loader.prefetch(1)
-        _wait(lambda: all((cache_of(Path(told["cache"])) / name).exists() for name in told["held"]))
+        wait_until(lambda: all((cache_of(Path(told["cache"])) / name).exists() for name in told["held"]))
     os.write(out, b"ready\n")
-    _wait(Path(told["start"]).exists)
+    wait_until(Path(told["start"]).exists)
     fetched = loader.get_stats().bytes_fetched
     seconds, owed, done = told["seconds"], 0.0, 0
     while (sample := loader.next()) is not None:
@@ -55,7 +55,7 @@ def main(told: dict[str, Any]) -> None:
         owed += seconds
         done += 1
         if done == told["pause"]:
-            _wait(Path(told["on"]).exists)
+            wait_until(Path(told["on"]).exists)
         if owed > 0.005:  # short sleeps are much longer than they should be
             time.sleep(owed)
             owed = 0.0
@@ -66,13 +66,6 @@ def main(told: dict[str, Any]) -> None:
     said |= {"replicated": stats.replicated_shards, "leases": stats.leases, "lost": stats.leases_lost}
     loader.close()
     print(json.dumps(said))
-
-
-def _wait(done: Any) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """One worker of leased work whose chain filters and makes several samples of one: ``chain_worker.py '{"rank": 0, ...}'``.
 
-It notes each sample in a file before it asks for the next. With ``die`` it kills itself by its ``die``-th.
+It notes each sample in a file before it asks for the next. With its first it waits until the file ``awaited`` has
+something, so neither can do all before the other has begun. With ``die`` it kills itself by its ``die``-th.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from patience import PATIENCE
+from patience import PATIENCE, wait_until
 from stoker import Adaptive, StreamingConfig, StreamingDataset, StreamingShardLoader
 from stoker.coordination import CoordinationSettings
 
@@ -51,12 +53,15 @@ def main(told: dict[str, Any]) -> None:
         commit_every=0.1,
     )
     with StreamingShardLoader(chained(told["remote"], batched=told["batched"]), config) as loader:
+        awaited = Path(told["awaited"])
         out = os.open(told["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for number, item in enumerate(loader, 1):
             rows = [item]
             if told["batched"]:
                 rows = [dict(zip(item, row, strict=True)) for row in zip(*item.values(), strict=True)]
             os.write(out, "".join(f"{row['id']} {row['turn']} {row['noise']}\n" for row in rows).encode())
+            if number == 1:
+                wait_until(lambda: awaited.exists() and awaited.stat().st_size)
             if number == told["die"]:
                 os.kill(os.getpid(), signal.SIGKILL)
         print(json.dumps([entry[:3] for entry in loader.assignment()["entries"]]))

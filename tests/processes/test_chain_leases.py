@@ -22,18 +22,21 @@ SAMPLES = 400
 def test_all_is_committed_once_when_a_worker_is_killed(tmp_path: Path, *, batched: bool) -> None:
     remote = write_columns(tmp_path / "data", {"id": np.arange(SAMPLES)}, size_limit=500)
     told = {"remote": str(remote), "engine": f"sqlite://{tmp_path / 'leases.db'}", "batched": batched}
-    deaths = 7 if batched else 23
+    dies = 7 if batched else 23
     started = [
         start_script(
             Path(__file__).with_name("chain_worker.py"),
-            json.dumps(told | {"rank": rank, "out": str(tmp_path / f"{rank}.out"), "die": deaths if rank else 0}),
+            json.dumps(
+                told | {"rank": rank, "out": str(tmp_path / f"{rank}.out"), "die": die, "awaited": str(awaited)}
+            ),
         )
-        for rank in range(2)
+        for rank, die, awaited in [(0, 0, tmp_path / "killed"), (1, dies, tmp_path / "0.out")]
     ]
+    _, why = started[1].communicate(timeout=PATIENCE)
+    (tmp_path / "killed").write_text("now finish")
     said, wrong = started[0].communicate(timeout=PATIENCE)
-    started[1].communicate(timeout=PATIENCE)
+    assert started[1].returncode < 0, why or "it was to be killed"
     assert started[0].returncode == 0, wrong
-    assert started[1].returncode < 0, "it was to be killed"
     entries = sorted(json.loads(said))
     assert [entry[0] for entry in entries] == [0, *(entry[1] for entry in entries[:-1])], (
         "each position is committed once"
