@@ -22,9 +22,9 @@ from stoker import MDSWriter, StreamingDataset
 
 SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
-    "lines": 97_950,
+    "lines": 97_940,
     "modules": 480,
-    "raise ConfigError": 864,
+    "raise ConfigError": 847,
     "classes with after_fork": 7,
     "functions of a constructor": 210,
     "functions until the first batch": 318,

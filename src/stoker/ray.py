@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import LoaderWorker, World
 from stoker.errors import ConfigError, MissingPackageError
@@ -109,8 +109,7 @@ class StokerDatasource(Datasource):  # type: ignore[misc]  # untyped
         if unfit:
             name = min(unfit)
             raise ConfigError(f"stoker.ray.read has no {name}=, for Ray Data has its own order: {_ORDER[name]}")
-        if limit is not None and limit < 0:
-            raise ConfigError(f"limit must be at least 0, got {limit}")
+        at_least(0, limit=limit)
         dataset = StreamingDataset(remote, **options, world=World())
         changes = dataset.leaves_out or told(dataset, "chain").takes_batch
         if changes:

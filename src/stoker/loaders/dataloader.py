@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
-from stoker.arguments import check_argument, checked
+from stoker.arguments import at_least, check_argument, checked
 from stoker.cluster import World
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.spans.recorder import WaitClock, note_settings
@@ -91,8 +91,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             options["collate_fn"] = UserFunction(collate_fn, "collate_fn")
         if (worker_init_fn := options.get("worker_init_fn")) is not None:
             options["worker_init_fn"] = UserFunction(worker_init_fn, "worker_init_fn")
-        if batch_size is not None and batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+        at_least(1, batch_size=batch_size)
         if batch_size is None and dataset.batch_size is None:
             logger.warning(
                 "a StreamingDataLoader without batch_size=, here or in the dataset: each batch is of one sample"

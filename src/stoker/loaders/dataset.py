@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.cache.base import CacheKind
 from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import World
@@ -359,8 +359,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         size = self.batch_size if batch_size is None else batch_size
         if size is None:
             raise ConfigError("batches() needs batch_size, here or in StreamingDataset(batch_size=...)")
-        if size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {size}")
+        at_least(1, batch_size=size)
         self.check_columns_allowed("batches()", "__iter__")
         return self._opened.reader.batches(size, self._override)
 

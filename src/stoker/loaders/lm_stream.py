@@ -12,7 +12,7 @@ from typing import Any, Protocol, Unpack, cast
 import numpy as np
 from numpy.typing import DTypeLike
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.concurrency.shared.counters import Counts
@@ -131,8 +131,7 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
         lookahead: int = 8192,
         **options: Unpack[LMOptions],
     ) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+        at_least(1, batch_size=batch_size)
         if lookahead < 1:
             raise ConfigError(f"lookahead must be at least 1 document, got {lookahead}")
         if token_dtype is not None and np.dtype(token_dtype).kind not in "iu":

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from torch import Generator
 
+from stoker.arguments import at_least
 from stoker.errors import ConfigError
 
 
@@ -63,13 +64,10 @@ def check_options(options: LoaderOptions) -> None:
             "in_order=False would make states wrong, which count batches in the dataset's order: leave it out"
         )
     workers = options.get("num_workers", 0)
-    if workers < 0:
-        raise ConfigError(f"num_workers must be at least 0, got {workers}")
+    at_least(0, num_workers=workers)
     if not 0 <= options.get("timeout", 0) < float("inf"):
         raise ConfigError(f"timeout is seconds, at least 0, got {options['timeout']}")
-    prefetch = options.get("prefetch_factor")
-    if prefetch is not None and prefetch < 1:
-        raise ConfigError(f"prefetch_factor must be at least 1, got {prefetch}")
+    at_least(1, prefetch_factor=options.get("prefetch_factor"))
     if workers == 0:
         for name in ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"):
             if options.get(name):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_array
 from stoker.order.number_sets import Numbered, Residues, Span
@@ -174,8 +174,7 @@ class HashBased(_ByLabel):
     nulls: Nulls = "error"
 
     def __post_init__(self) -> None:
-        if self.num_partitions < 1:
-            raise ConfigError(f"num_partitions must be at least 1, got {self.num_partitions}")
+        at_least(1, num_partitions=self.num_partitions)
 
     @property
     def column(self) -> str | None:

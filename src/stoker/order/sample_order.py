@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self, cast
 
 import numpy as np
 
+from stoker.arguments import at_least
 from stoker.errors import ConfigError, StateError
 from stoker.integers import is_count
 from stoker.types import Ids
@@ -187,8 +188,7 @@ def check_rank(rank: int, world_size: int, batch_size: int = 1) -> None:
     Raises:
         ConfigError: it is not, or they have none.
     """
-    if batch_size < 1:
-        raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+    at_least(1, batch_size=batch_size)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} is not in a world of {world_size}")
 

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from numpy.typing import NDArray
 
+from stoker.arguments import at_least
 from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.mixing import WINDOW
@@ -93,15 +94,9 @@ class NativeSettings(OrderChoices):
                 if name == "shuffle":
                     raise ConfigError(f"shuffle algorithm {self.shuffle!r} is unknown; known: {', '.join(known)}")
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
-        for name, least in (
-            ("num_canonical_nodes", 1),
-            ("block_size", 1),
-            ("epoch_size", 0),
-            ("sampling_granularity", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value}")
+        at_least(1, num_canonical_nodes=self.num_canonical_nodes, block_size=self.block_size)
+        at_least(1, sampling_granularity=self.sampling_granularity)
+        at_least(0, epoch_size=self.epoch_size)
         if self.schedule is not None:
             for name, wanted in (("sampling_method", ("balanced",)), ("batching_method", ("random", "stratified"))):
                 if getattr(self, name) not in wanted:

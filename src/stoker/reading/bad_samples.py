@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast, get_args
 
 import xxhash
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.cache.disk.quota import try_lock
 from stoker.concurrency.shared.counters import Count, Counts
 from stoker.display import counted
@@ -91,9 +91,7 @@ class BadSamples:
     def __post_init__(self) -> None:
         if self.on_bad_sample not in get_args(OnBadSample):
             raise ConfigError(f"on_bad_sample={self.on_bad_sample!r}: must be 'raise', 'skip' or 'replace'")
-        for name, value in (("max_bad", self.max_bad), ("max_in_a_row", self.max_in_a_row)):
-            if value is not None and value < 0:
-                raise ConfigError(f"{name} must be at least 0, got {value}")
+        at_least(0, max_bad=self.max_bad, max_in_a_row=self.max_in_a_row)
         if self.max_share is not None and not 0 <= self.max_share <= 1:
             raise ConfigError(f"max_share must be from 0 to 1, got {self.max_share}")
 

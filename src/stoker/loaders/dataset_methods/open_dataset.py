@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stoker.arguments import at_least
 from stoker.cluster import World
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.display import unknown_name
@@ -121,9 +122,8 @@ def check_sizes(batch_size: int | None, predownload: int | None, epoch_size: int
     Raises:
         ConfigError: one is too small. Batches that wait for their shards are a warning.
     """
-    for name, value, least in (("batch_size", batch_size, 1), ("predownload", predownload, 0)):
-        if value is not None and value < least:
-            raise ConfigError(f"{name} must be at least {least}, got {value}")
+    at_least(1, batch_size=batch_size)
+    at_least(0, predownload=predownload)
     length = None if epoch_size is None else parse_count(epoch_size)
     if length == 0:
         raise ConfigError(f"epoch_size must be at least 1 sample, got {epoch_size!r}")

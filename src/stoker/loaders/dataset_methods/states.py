@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from stoker.arguments import check_argument, checked
+from stoker.arguments import at_least, check_argument, checked
 from stoker.cluster import World
 from stoker.errors import ConfigError, StateError
 from stoker.loaders.dataset_methods.opened import BatchSize, DatasetBase
@@ -195,8 +195,7 @@ class DatasetStates(DatasetBase):
         """
         if step < 0 or (epoch is not None and epoch < 0):
             raise ConfigError(f"step and epoch are numbered from 0, got step={step}, epoch={epoch}")
-        if batch_size is not None and batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+        at_least(1, batch_size=batch_size)
         size = batch_size or self.batch_size or 1
         return self._opened.reader.step(step, rank, epoch, size, world_size, since_resume=since_resume).ids
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stoker.arguments import at_least
 from stoker.errors import ConfigError, StateError
 from stoker.order.mixture.weights import BATCHING_METHODS, SAMPLING_METHODS
 from stoker.order.mosaicml.partition import PARTITIONS
@@ -113,14 +114,9 @@ class MosaicmlSettings:
         ):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown; known: {', '.join(known)}")
-        for name, least in (
-            ("batch_size", 1),
-            ("num_canonical_nodes", 1),
-            ("shuffle_seed", 0),
-            ("sampling_granularity", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        at_least(1, batch_size=self.batch_size, num_canonical_nodes=self.num_canonical_nodes)
+        at_least(1, sampling_granularity=self.sampling_granularity)
+        at_least(0, shuffle_seed=self.shuffle_seed)
         if self.num_canonical_nodes > _MOST_NODES:
             raise ConfigError(
                 f"num_canonical_nodes must be at most {_MOST_NODES}, got {self.num_canonical_nodes}: each takes memory"

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
+from stoker.arguments import at_least
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from, callers, in_other_thread, module_of
 from stoker.cluster.mesh import DeviceMesh, Mesh, model_parallel
@@ -57,8 +58,8 @@ class DataRankFinder:
     def __init__(
         self, world: World | None = None, replication: Replication | None = None, *, compare: bool = False
     ) -> None:
-        if isinstance(replication, int) and replication < 1:
-            raise ConfigError(f"replication must be at least 1, got {replication}")
+        if isinstance(replication, int):
+            at_least(1, replication=replication)
         self._given = world
         self._made_in = os.getpid()
         self._inherited: World | None = None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from stoker.arguments import at_least
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import REMEDY, OuterDivision
@@ -122,8 +123,7 @@ class RankEpochs:
             each, world = world.local_world_size * mine.replication, world.world_size
         else:
             each = min(mine.ranks_per_node, world * mine.replication)
-        if world < 1:
-            raise ConfigError(f"world_size must be at least 1, got {world}")
+        at_least(1, world_size=world)
         return replace(mine, rank=0, world_size=world, ranks_per_node=each)
 
     def data_rank(self, batch_size: int) -> DataRank:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, get_args
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.cluster import World
 from stoker.coordination.records import CoordinationSettings
 from stoker.display import redact_url
@@ -203,22 +203,14 @@ class StreamingConfig:
             )
 
     def _check_numbers(self) -> None:
-        if self.world_size < 1:
-            raise ConfigError(f"world_size must be at least 1, got {self.world_size}")
+        at_least(1, world_size=self.world_size)
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"rank {self.rank} is not in a world of {self.world_size}: ranks are numbered from 0 to world_size - 1"
             )
-        for name, least in (
-            ("prefetch_buffer_size", 0),
-            ("batch_size", 1),
-            ("global_batch_size", 1),
-            ("checkpoint_interval", 1),
-            ("replication_factor", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be an integer from {least}, got {value!r}")
+        at_least(0, prefetch_buffer_size=self.prefetch_buffer_size)
+        at_least(1, batch_size=self.batch_size, global_batch_size=self.global_batch_size)
+        at_least(1, checkpoint_interval=self.checkpoint_interval, replication_factor=self.replication_factor)
         for name in ("smallest", "largest", "grid", "multiple"):
             if getattr(self.coordination, name) < 1:
                 raise ConfigError(
