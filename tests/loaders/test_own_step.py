@@ -361,6 +361,8 @@ def test_one_whose_facts_contradict_is_refused(data: Path) -> None:
     for fact in ("drops", "makes_several"):
         with pytest.raises(ConfigError, match=r"total\(sum\): Both has calls = False.*give it apply\(sample\)"):
             opened(data).apply(type("Both", (Total,), {fact: True})("sum"))
+        with pytest.raises(ConfigError, match="Both has calls = False"):
+            Chain((type("Both", (Total,), {fact: True})("sum"),))
     with pytest.raises(ConfigError, match=r"Hidden has 'limit', which is not a field.*@dataclass"):
         opened(data).apply(Hidden("few", 5))
 

@@ -79,7 +79,7 @@ class OuterDivision:
 
 
 def wrappers_imported() -> bool:
-    """Whether a package is imported that has wrappers; otherwise none is around this process's datasets."""
+    """Whether this process has imported a package that wraps datasets. If not, no wrapper can surround ours."""
     return not sys.modules.keys().isdisjoint(_MODULES)  # looks up the few among the many
 
 

@@ -181,7 +181,11 @@ def put_note(job: ConversionJob, number: int, note: Mapping[str, Any]) -> None:
 
 
 def unfinished(destination: str, options: StorageOptions | None) -> bool:
-    """Whether a conversion has begun at a destination. See too that nothing else is there."""
+    """Whether an unfinished or finished conversion is stored at a destination.
+
+    Raises:
+        ConfigError: other files are stored there.
+    """
     store = open_root(destination, options)
     if store.exists(_RECORD):
         return True
@@ -347,7 +351,7 @@ def _check_whole(store: Store, done: Mapping[str, Any]) -> None:
 
 
 def _is_before_output(key: str) -> bool:
-    """Whether a file is one of those that a run writes before any output."""
+    """Whether a conversion writes this file before its first output file."""
     return key in (_RECORD, _SOURCE) or key.rpartition("/")[2] == MARK
 
 

@@ -404,7 +404,7 @@ Steps: TypeAlias = Generator[Operation, Any, Any]
 """A protocol: yields operations, is sent their answers, or has :class:`Unanswered` thrown in."""
 
 
-class Unanswered(Exception):  # noqa: N818 - it is no error of the program, but an answer
+class Unanswered(Exception):  # noqa: N818 - the protocol handles it as one of the answers
     """No answer came in time. A write may have been done, may be done later, or never."""
 
 

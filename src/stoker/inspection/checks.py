@@ -181,7 +181,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong, or nothing any more."""
+        """Whether no problem is left: none was found, or all were repaired."""
         return not self.problems
 
     def as_dict(self) -> Mapping[str, Any]:

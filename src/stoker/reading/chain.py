@@ -9,7 +9,7 @@ from stoker.arguments import checked
 from stoker.concurrency.user_code import runs_steps
 from stoker.errors import ConfigError
 from stoker.reading.step_methods import StepMethods
-from stoker.reading.steps import Step
+from stoker.reading.steps import Step, check_own
 
 
 class Chain(StepMethods):
@@ -26,7 +26,7 @@ class Chain(StepMethods):
 
     Raises:
         ConfigError: two steps that draw random numbers, or two other datasets, have one name, or steps can not follow each
-            other in this order.
+            other in this order, or one of your own contradicts itself.
     """
 
     __slots__ = ("steps",)
@@ -36,7 +36,8 @@ class Chain(StepMethods):
         self.steps = tuple(steps)
         whole = flat = ""
         for step in self.steps:
-            if whole and (step.positioned or step.kind == "zip"):
+            check_own(step)
+            if whole and (step.positioned or step.by_id):
                 raise ConfigError(
                     f"{self!r}: {whole} makes whole batches, whose rows need not be samples: call {step.kind}() before it"
                 )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, ClassVar, Literal, Self
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.reading.steps import (
-    KINDS,
     BatchMap,
     Beside,
     Dropped,
@@ -74,23 +72,6 @@ class StepMethods:
             ConfigError: it has no kind, or that of another step; it drops rows of columns; it has values that are not fields;
                 another that draws random numbers has its name; or this is a dataset in the middle of an epoch.
         """
-        kind = getattr(step, "kind", None)
-        if not isinstance(kind, str) or (kind in KINDS and not type(step).__module__.startswith("stoker.")):
-            raise ConfigError(
-                f"{type(step).__name__} needs a kind of its own, by which states and errors call it, such as kind = 'cap'; "
-                f"it has {kind!r}"
-            )
-        if not step.calls and (step.drops or step.makes_several):
-            raise ConfigError(
-                f"{step.told}: {type(step).__name__} has calls = False, so it changes columns and keeps their rows: to drop "
-                "samples, or to make several of one, give it apply(sample)"
-            )
-        hidden = [name for name in vars(step).keys() - {one.name for one in fields(step)} if not name.startswith("_")]
-        if hidden:
-            raise ConfigError(
-                f"{type(step).__name__} has {hidden[0]!r}, which is not a field, so that steps with other values of it would "
-                "count as equal: make the class a dataclass, @dataclass(frozen=True), without an __init__ of its own"
-            )
         return self._and(step)
 
     @checked

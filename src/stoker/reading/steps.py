@@ -7,7 +7,7 @@ class; ``dataset.apply(step)`` adds it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -134,6 +134,7 @@ class Step:
         drops: whether it may drop a sample, for :data:`LEFT_OUT` or :data:`TO_REPLACE`.
         replaces: whether others come in the places of those that it drops.
         positioned: whether it needs the position of an epoch.
+        by_id: whether it needs the id of the stored sample, which rows of a whole batch no longer have.
         draws: whether it draws random numbers, by its generators; they belong to its name.
         takes_batch: whether it takes a whole batch as columns, whose rows need not be samples after it.
         own: whether stoker adds it itself, so that no state tells of it.
@@ -149,6 +150,7 @@ class Step:
     together: ClassVar[bool] = False
     makes_several: ClassVar[bool] = False
     positioned: ClassVar[bool] = False
+    by_id: ClassVar[bool] = False
     draws: ClassVar[bool] = False
     takes_batch: ClassVar[bool] = False
     own: ClassVar[bool] = False
@@ -534,6 +536,10 @@ class Beside(Step):
     def kind(self) -> str:  # type: ignore[override]
         return "join" if self.on[0] else "zip"
 
+    @property
+    def by_id(self) -> bool:  # type: ignore[override]
+        return not self.on[0]
+
     def stored(self, names: Mapping[str, str]) -> dict[str, str]:
         return dict(names)
 
@@ -565,3 +571,29 @@ KINDS: Final = frozenset(
     (*(one.kind for one in (Map, Load, RandomMap, Filter, FlatMap, BatchMap, TokenizeColumn)), "zip", "join")
 ) | {one.kind for one in (Rename, Select, Enumerate, Project)}
 """The kinds of stoker's own steps."""
+
+
+def check_own(step: Step) -> None:
+    """Check what a step of another package says of itself.
+
+    Raises:
+        ConfigError: it has no kind, or that of another step; it drops rows of columns; or it has values that are not fields.
+    """
+    if type(step).__module__.startswith("stoker."):
+        return
+    name, kind = type(step).__name__, getattr(step, "kind", None)
+    if not isinstance(kind, str) or kind in KINDS:
+        raise ConfigError(
+            f"{name} needs a kind of its own, by which states and errors call it, such as kind = 'cap'; it has {kind!r}"
+        )
+    if not step.calls and (step.drops or step.makes_several):
+        raise ConfigError(
+            f"{step.told}: {name} has calls = False, so it changes columns and keeps their rows: to drop samples, or to make "
+            "several of one, give it apply(sample)"
+        )
+    hidden = [one for one in vars(step).keys() - {field.name for field in fields(step)} if not one.startswith("_")]
+    if hidden:
+        raise ConfigError(
+            f"{name} has {min(hidden)!r}, which is not a field, so that steps with other values of it would count as equal: "
+            "make the class a dataclass, @dataclass(frozen=True), without an __init__ of its own"
+        )

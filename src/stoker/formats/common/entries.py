@@ -125,7 +125,7 @@ class ColumnKind:
     shape: tuple[int, ...] | None = ()
 
     def agrees(self, other: ColumnKind) -> bool:
-        """Whether values of both come as one column. Types that only a format knows are compared within it."""
+        """Whether two shards can give one column of these kinds. Those without a base type are compared within a format."""
         if not self.base or not other.base:
             return self.format != other.format or self.word == other.word
         if {self.base, other.base} == {"text", _ANYTHING}:
@@ -146,7 +146,7 @@ def column_kinds(info: ShardInfo) -> dict[str, ColumnKind]:
 
 
 def may_hold_images(info: ShardInfo, columns: Sequence[str] | None) -> bool:
-    """Whether values of some of a shard's columns may be images, or lists of them; ``None`` for all columns."""
+    """Whether a shard may hold images, or lists of images, in the given columns; ``None``: in any column."""
     return any(
         kind.base == "image" or kind.word.startswith("list[")
         for name, kind in column_kinds(info).items()

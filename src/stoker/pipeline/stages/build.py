@@ -209,7 +209,7 @@ class _Reading:
             elif step is not None and not isinstance(step, Beside):
                 raise ConfigError(f"{step.told}: together is for steps of stoker's own: leave it out")
             elif step is not None:
-                functions_follow = any(later.calls_user_code for later in steps[number + 1 :])
+                functions_follow = any(following.calls_user_code for following in steps[number + 1 :])
                 made.append(self._late_join(step, keeps_dtypes=keeps_dtypes and not functions_follow))
             begin = number + 1
         return made

@@ -41,7 +41,7 @@ _TOO_LONG: Final = 2
 
 @dataclass(slots=True)
 class _Sums:
-    """_Sums of what was seen of the next tick.
+    """Sums of the measurements that become the next tick.
 
     Attributes:
         samples, chunks: that the consumer got, and steps of reading that were looked at.

@@ -172,7 +172,7 @@ def _unknown(name: str, size: int | None) -> Encoding:
 
 
 def others_registered() -> bool:
-    """Whether this process knows encodings that are not stoker's own."""
+    """Whether a user has registered an encoding in this process."""
     return bool(_registered or _replaced)
 
 
