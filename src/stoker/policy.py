@@ -169,8 +169,10 @@ _CHUNK_BYTES: Final = 2 << 20
 _CHUNK_SAMPLES: Final = 4096
 # Of lines of text: a step lets go of Python's lock some thirty times, and each time waits for threads that parse others.
 _CHUNK_LINES: Final = 1 << 14
-MADE_AT_ONCE: Final = 512
-"""Samples that functions make in one step: they take longer than reading, and several threads or processes end together."""
+# Samples that functions make in one step: they take longer than reading, and several threads or processes end together.
+_MADE_AT_ONCE: Final = 512
+# Bytes of samples that are held in a list and no function makes, such as joined ones: a step has costs of its own.
+_HELD_AT_ONCE_BYTES: Final = 1 << 20
 
 # Bytes of samples whose shards are fetched ahead, and where the shards are at hand, opened ahead.
 _AHEAD_BYTES: Final = 1 << 30
@@ -370,6 +372,11 @@ class ReadAmounts:
     limit: int | None = None
     sharers: int = 1
     predownload: int | None = None
+
+    def made_at_once(self, *, calls_functions: bool) -> int:
+        """Samples of a list that is made in one step."""
+        most = 0 if calls_functions else _HELD_AT_ONCE_BYTES // max(1, self.sample_bytes)
+        return max(_MADE_AT_ONCE, most)
 
     @property
     def most_shards(self) -> int:

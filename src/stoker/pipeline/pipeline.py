@@ -24,7 +24,7 @@ from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
 from stoker.pipeline.stages.build import make_work
 from stoker.pipeline.transforms import EpochReaderSettings, Override
-from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS, MADE_AT_ONCE
+from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS
 from stoker.reading.bad_samples import BadSampleSink, is_of_sample
 from stoker.reading.row_reader import RowReader
 from stoker.reading.samples import SampleRun
@@ -116,7 +116,8 @@ class Pipeline:
         if self._tuner is not None and self._cuts and not one_step:
             self._chunk = min(self._chunk, self._tuner.most_chunk(settings.amounts, worker))
         if settings.run_in != "threads" or (one_by_one and not self._one_by_one):
-            self._chunk = min(self._chunk, MADE_AT_ONCE)
+            calls = settings.calls_functions or override is not None
+            self._chunk = min(self._chunk, settings.amounts.made_at_once(calls_functions=calls))
         self._chunk_bytes = max(self._chunk, batch_size) * settings.amounts.sample_bytes
         self._worker_takes_groups = False
         self._others: OthersAhead | None = None
