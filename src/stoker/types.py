@@ -29,8 +29,8 @@ Engine: TypeAlias = Literal["local", "ray"]
 """Name of the engine that runs tasks: processes or threads of this machine, or a Ray cluster."""
 
 
-class HeldBytes(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """The bytes of a file in memory that is used again: ``bytes`` to whom slices them, an array to all others.
+class PooledBuffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """The bytes of a file, in memory that is used again. Slicing returns bytes; elsewhere it is a uint8 array.
 
     Attributes:
         shared: descriptor of the anonymous file that the memory is, and its first byte there; ``None`` of other memory.
@@ -47,7 +47,7 @@ class HeldBytes(np.ndarray[tuple[int], np.dtype[np.uint8]]):
         def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
-Buffer: TypeAlias = mmap.mmap | bytes | HeldBytes
+Buffer: TypeAlias = mmap.mmap | bytes | PooledBuffer
 """The bytes of a file. Slicing gives ``bytes`` in one copy; all support the buffer protocol."""
 
 Transform: TypeAlias = Callable[[Sample], Any]

@@ -17,7 +17,7 @@ import pytest
 
 from stoker.cache import node_shards
 from stoker.cache.node_shards import NodeShards, open_table, shard_key
-from stoker.types import HeldBytes
+from stoker.types import PooledBuffer
 
 pytestmark = pytest.mark.processes
 
@@ -35,7 +35,7 @@ def content(number: int, size: int) -> bytes:
     return ((np.arange(size) * 7 + number * 31) % 251).astype(np.uint8).tobytes()
 
 
-def put(shards: NodeShards, number: int, size: int) -> HeldBytes:
+def put(shards: NodeShards, number: int, size: int) -> PooledBuffer:
     allocation = shards.allocate(size)
     allocation.reserve()
     memoryview(allocation.data)[:] = content(number, size)
@@ -136,7 +136,7 @@ def test_random_steps_of_three(table: str, monkeypatch: pytest.MonkeyPatch) -> N
     readers = [NodeShards(open_table(table)) for _ in range(3)]
     for one in readers:
         one.spare = 200 * KB
-    held: list[tuple[int, HeldBytes]] = []
+    held: list[tuple[int, PooledBuffer]] = []
     hits = 0
     for _ in range(600):
         one, number = chance.choice(readers), chance.randrange(40)
@@ -289,7 +289,7 @@ def hold_inherited(pipe: Any) -> None:
     pipe.recv()
 
 
-INHERITED: list[HeldBytes] = []
+INHERITED: list[PooledBuffer] = []
 
 
 @pytest.mark.processes

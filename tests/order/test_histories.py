@@ -21,7 +21,7 @@ from history_cases import History, Place, batches_of, ids_of, make_history
 from stoker.cluster import LoaderWorker, World
 from stoker.errors import ConfigError, StateError
 from stoker.formats.base import ReadOptions
-from stoker.order.capabilities import settled
+from stoker.order.capabilities import with_epoch_start
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.epoch_reader import EpochReader
@@ -282,7 +282,7 @@ def stop(
     # As if this process had iterated, not its workers.
     session = reader._resume
     session._clock._seen += 1
-    delivery = session.deliver(settled(reader.sample_order, upcoming, reader.data_rank(batch)), run.plan, 0)
+    delivery = session.deliver(with_epoch_start(reader.sample_order, upcoming, reader.data_rank(batch)), run.plan, 0)
     for _ in range(own):
         delivery.batch()
     delivery.finished = ended

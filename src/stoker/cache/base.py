@@ -22,10 +22,10 @@ from stoker.index.version import VersionWatch
 from stoker.policy import SMALL_OBJECT
 from stoker.storage import ObjectInfo, Store
 from stoker.storage.types import Arrival, BufferLike
-from stoker.types import Buffer, HeldBytes
+from stoker.types import Buffer, PooledBuffer
 
 _T = TypeVar("_T")
-_B = TypeVar("_B", bytearray, HeldBytes)
+_B = TypeVar("_B", bytearray, PooledBuffer)
 
 logger = logging.getLogger(__name__)
 

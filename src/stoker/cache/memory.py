@@ -29,7 +29,7 @@ from stoker.policy import SHARED_SHARDS, reused_memory, spare_bytes
 from stoker.storage import Store
 from stoker.storage.files.own import CACHE_NAME
 from stoker.storage.types import Arrival
-from stoker.types import Buffer, HeldBytes
+from stoker.types import Buffer, PooledBuffer
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +56,9 @@ class _Held(ProcessLocal):
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.busy: dict[str, threading.Lock] = {}
-        self.shards: weakref.WeakValueDictionary[str, HeldBytes] = weakref.WeakValueDictionary()
-        self.fresh: dict[str, HeldBytes] = {}
-        self.heads: dict[str, HeldBytes] = {}
+        self.shards: weakref.WeakValueDictionary[str, PooledBuffer] = weakref.WeakValueDictionary()
+        self.fresh: dict[str, PooledBuffer] = {}
+        self.heads: dict[str, PooledBuffer] = {}
         self.awaited: dict[str, float] = {}
         self.may_share = True
         self.node: NodeShards | None = None
@@ -140,7 +140,7 @@ class MemoryCache(ShardCache):
                 self._mine.fresh.pop(file.basename, None)
         return found
 
-    def _held(self, file: FileInfo) -> HeldBytes | None:
+    def _held(self, file: FileInfo) -> PooledBuffer | None:
         """A raw file that this process holds, or another one of the node."""
         with self._mine.lock:
             held = self._mine.shards.get(file.basename)
@@ -200,7 +200,7 @@ class MemoryCache(ShardCache):
                 found.append(error)
                 continue
             if data is not None:
-                held = np.frombuffer(data, np.uint8).view(HeldBytes)
+                held = np.frombuffer(data, np.uint8).view(PooledBuffer)
                 with self._mine.lock:
                     self._mine.shards[file.basename] = held
                 found.append(held)
@@ -223,7 +223,7 @@ class MemoryCache(ShardCache):
                     return False
                 is_head = info.raw[number].part is not None and number + 1 < len(info.raw)
                 if is_head and self._mine.shared is not None:  # what stays must not keep the shards beside it
-                    data = np.array(data).view(HeldBytes)
+                    data = np.array(data).view(PooledBuffer)
                 with self._mine.lock:
                     self._mine.shards[name] = self._mine.fresh[name] = data
                     if is_head:
@@ -234,7 +234,7 @@ class MemoryCache(ShardCache):
                 self._mine.busy.pop(name, None)
             busy.release()
 
-    def _fetch_shared(self, info: ShardInfo, number: int, *, wait: bool) -> HeldBytes | None:
+    def _fetch_shared(self, info: ShardInfo, number: int, *, wait: bool) -> PooledBuffer | None:
         """The bytes of a raw file, fetched by one of the processes that share it; ``None`` where that is not waited for.
 
         A process that ends leaves its claim to the next. One that does not end is waited for so long only, from when its
@@ -262,7 +262,7 @@ class MemoryCache(ShardCache):
         finally:
             shared.release(key)
 
-    def _publish(self, shared: NodeShards, key: bytes, info: ShardInfo, number: int) -> HeldBytes:
+    def _publish(self, shared: NodeShards, key: bytes, info: ShardInfo, number: int) -> PooledBuffer:
         memory = _Memory(shared)
         try:
             data = self._content(info, number, memory)
@@ -275,11 +275,11 @@ class MemoryCache(ShardCache):
             return self._content(info, number, _Memory())
         return data if memory.allocation is None else shared.publish(key, memory.allocation)
 
-    def _content(self, info: ShardInfo, number: int, memory: _Memory) -> HeldBytes:
+    def _content(self, info: ShardInfo, number: int, memory: _Memory) -> PooledBuffer:
         """The bytes of a raw file, in memory that ``memory`` gives."""
         return self._attempted(partial(self._fetched, info, number, memory))
 
-    def _fetched(self, info: ShardInfo, number: int, memory: _Memory) -> HeldBytes:
+    def _fetched(self, info: ShardInfo, number: int, memory: _Memory) -> PooledBuffer:
         """The same, fetched and checked."""
         file, store = info.raw[number], self.store
         assert store is not None
@@ -325,16 +325,16 @@ class _Memory:
         self._shared = shared
         self.allocation: SharedAllocation | None = None
 
-    def take(self, size: int) -> HeldBytes:
+    def take(self, size: int) -> PooledBuffer:
         """So many bytes, to be filled."""
         if self._shared is None:
-            return (np.empty(size, np.uint8) if size < LEAST else _BLOCKS.take(size)).view(HeldBytes)
+            return (np.empty(size, np.uint8) if size < LEAST else _BLOCKS.take(size)).view(PooledBuffer)
         with _as_full():
             self.allocation = self._shared.allocate(size)
             self.allocation.reserve()
         return self.allocation.data
 
-    def file(self, size: int) -> tuple[Path, HeldBytes] | None:
+    def file(self, size: int) -> tuple[Path, PooledBuffer] | None:
         """The same as a file, which can be written to without getting its memory page by page; ``None`` where it is none."""
         if self._shared is None or size < SHARED_SHARDS // 4:
             return None

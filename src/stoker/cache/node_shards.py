@@ -28,7 +28,7 @@ from stoker.digests import blake2b
 from stoker.formats.common.gather import populate
 from stoker.policy import SHARED_SHARDS, most_shared_shards
 from stoker.storage.files.mapped import MappedFile
-from stoker.types import HeldBytes
+from stoker.types import PooledBuffer
 
 # Changes with the layout of the table: processes with another version of this library have one of their own.
 _TABLE: Final = "stoker-shards-1"
@@ -107,7 +107,7 @@ class SharedAllocation:
         first = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         mapped = mmap.mmap(file.number, start + size - first, offset=first)
         file.written.add(mapped)
-        self.data: HeldBytes = np.frombuffer(mapped, np.uint8)[start - first :].view(HeldBytes)
+        self.data: PooledBuffer = np.frombuffer(mapped, np.uint8)[start - first :].view(PooledBuffer)
         self.data.shared = file.number, start
 
     def reserve(self) -> None:
@@ -178,7 +178,7 @@ class NodeShards(ProcessLocal):
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def find(self, key: bytes) -> HeldBytes | None:
+    def find(self, key: bytes) -> PooledBuffer | None:
         """A shard's bytes, read-only, if a process has them."""
         for place, entry in self._bucket(key):
             if entry is None or entry.key != key:
@@ -270,7 +270,7 @@ class NodeShards(ProcessLocal):
         kept = self._kept[nonce] = _KeptFile(file, nonce, size)
         return kept
 
-    def publish(self, key: bytes, allocation: SharedAllocation) -> HeldBytes:
+    def publish(self, key: bytes, allocation: SharedAllocation) -> PooledBuffer:
         """Let all processes have a shard that has arrived; its bytes, read-only."""
         file = allocation.file
         entry = _Entry(
@@ -348,8 +348,8 @@ def _name(nonce: int) -> str:
     return f"stoker-shard-{nonce:016x}"
 
 
-def _window(read: _ReadFile, entry: _Entry) -> HeldBytes:
-    return np.asarray(read)[entry.start : entry.start + entry.size].view(HeldBytes)
+def _window(read: _ReadFile, entry: _Entry) -> PooledBuffer:
+    return np.asarray(read)[entry.start : entry.start + entry.size].view(PooledBuffer)
 
 
 _lock: Final = ProcessLock()

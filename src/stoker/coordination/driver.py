@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from stoker.concurrency.forks import ProcessLock, alive
 from stoker.coordination.engines.store import CoordinationStore
-from stoker.coordination.errors import EngineError, WaitTimeoutError, stayed_away
+from stoker.coordination.errors import EngineError, WaitTimeoutError, engine_timeout_error
 from stoker.coordination.membership import ProtocolClock
 from stoker.coordination.records import Get, Sleep, Steps, Unanswered
 from stoker.coordination.run import perform
@@ -31,7 +31,7 @@ def until_answered(ask: Callable[[], _Answer], url: str, patience: float) -> _An
             return ask()
         except EngineError as error:
             if time.monotonic() >= begun + patience:
-                raise stayed_away(error.url or url, begun, patience, error) from error
+                raise engine_timeout_error(error.url or url, begun, patience, error) from error
             time.sleep(0.1)
 
 
@@ -139,7 +139,7 @@ class Driver:
                     return
                 for begun, error in self._silent.copy().values():
                     if now - begun > self._patience:
-                        raise stayed_away(self._store.url, begun, self._patience, error)
+                        raise engine_timeout_error(self._store.url, begun, self._patience, error)
                 if deadline is not None and now >= deadline:
                     raise WaitTimeoutError(f"{what} did not come within {timeout:g} s")
                 rest = self._patience / 8 if deadline is None else min(self._patience / 8, deadline - now)
@@ -153,7 +153,7 @@ class Driver:
 
     def _unreachable(self, since: float, patience: float) -> EngineError:
         last = max(self._silent.copy().values(), key=lambda one: one[0], default=(since, None))[1]
-        return stayed_away(self._store.url, since, patience, last)
+        return engine_timeout_error(self._store.url, since, patience, last)
 
     def _perform(self, operation: Any) -> Any:
         kind = "reads" if isinstance(operation, Get) else "writes"

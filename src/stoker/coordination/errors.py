@@ -19,7 +19,7 @@ def no_answer(url: str, begun: float, reason: object, remedy: str) -> EngineErro
     return EngineError(f"the engine {url} gave no answer in {waited:.1f} s ({reason}): {remedy}", url=url)
 
 
-def stayed_away(url: str, begun: float, patience: float, last: EngineError | None) -> EngineError:
+def engine_timeout_error(url: str, begun: float, patience: float, last: EngineError | None) -> EngineError:
     """The error for an engine that was asked again and again since ``begun``, for as long as the caller allowed."""
     waited = time.monotonic() - begun
     said = "" if last is None else f"; the last time: {last}"

@@ -41,8 +41,8 @@ def lease(
 ) -> tuple[Lane, SplitRecord] | None:
     """Lease the next split to a worker.
 
-    What came back goes first. A range on which leases were lost twice waits until nothing else is there, and is then
-    leased in ever smaller parts: so what kills its readers is cornered, and little is set aside in the end.
+    Returned ranges go first. A range on which leases were lost twice waits until no other is there, and is then leased in
+    ever smaller parts. Ranges that repeatedly kill workers are so split that few samples are set aside.
 
     ``turn`` is how many splits the worker had before. ``from_back`` takes from the back of what is unleased: for workers
     whose lane this is not, so that those whose lane it is read on in order.

@@ -51,7 +51,7 @@ from stoker.formats.litdata_values import (
     word_of,
 )
 from stoker.formats.unstacked import iterate_rows
-from stoker.types import Batch, Buffer, Column, HeldBytes, Ids
+from stoker.types import Batch, Buffer, Column, Ids, PooledBuffer
 
 TREES: Final = "PyTreeLoader"
 TOKENS: Final = "TokensLoader"
@@ -258,7 +258,7 @@ class LitDataShard(OpenShard):
         size = int(data[-12:-8].view("<u4")[0])
         if size > len(data) - 12:
             raise CorruptDataError(f"{self.where}: rows of {size} bytes leave the file")
-        ipc = data[len(data) - 12 - size : len(data) - 12].view(HeldBytes)
+        ipc = data[len(data) - 12 - size : len(data) - 12].view(PooledBuffer)
         where = f"{self.where}: its rows"
         facts = ArrowFormat().inspect_header(MappedSource(ipc, where), {})
         file = FileInfo("rows", size, {})

@@ -29,7 +29,7 @@ class StartDependent(Protocol):
         ...
 
 
-def settled(order: SampleOrder, position: EpochPosition, data_rank: DataRank) -> EpochPosition:
+def with_epoch_start(order: SampleOrder, position: EpochPosition, data_rank: DataRank) -> EpochPosition:
     """The position with the start that holds for the rest of its epoch, begun or resumed by this reader."""
     if isinstance(order, StartDependent):
         return replace(position, start=order.epoch_start(position, data_rank))
@@ -100,7 +100,7 @@ class StreamHistory(Protocol):
         """
         ...
 
-    def restarted(self, origin: RunOrigin) -> SampleOrder:
+    def with_changed_streams(self, origin: RunOrigin) -> SampleOrder:
         """The same order, restarted after its streams were changed; in the next epoch where it can not go on in that one."""
         ...
 

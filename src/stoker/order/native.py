@@ -126,7 +126,7 @@ class NativeOrder:
             at_once += min(shards, per_node * self._nodes)
         return at_once
 
-    def restarted(self, origin: RunOrigin) -> NativeOrder:
+    def with_changed_streams(self, origin: RunOrigin) -> NativeOrder:
         """The same sample order, restarted at a position of an epoch, each stream after so many samples.
 
         With fixed sampling this order is returned unchanged: every epoch has the same samples.

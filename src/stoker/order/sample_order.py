@@ -253,9 +253,9 @@ class EpochPosition:
         epoch: the epoch's number, from 0.
         position: first position of the epoch that is delivered.
         partial: samples of the first batch that each rank has had already; 0 where reading stopped between batches.
-        start: how the epoch began, as the order's :func:`~stoker.order.capabilities.settled` gave it; ``None`` in a run that
-            is not resumed, and for orders that depend on nothing of the kind. Later epochs inherit it; the order knows for
-            how long its fields hold.
+        start: how the epoch began, as :func:`~stoker.order.capabilities.with_epoch_start` gave it; ``None`` in a run that is
+            not resumed, and for orders that depend on nothing of the kind. Later epochs inherit it; the order knows for how
+            long its fields hold.
     """
 
     epoch: int

@@ -34,10 +34,10 @@ from stoker.pipeline.iteration_checks import (
     check_sample_steps,
     check_skipped,
     tell_of_counting,
-    tell_of_filling,
     tell_of_padding,
-    tell_of_sending,
     tell_of_skipping,
+    warn_wrapper_dispatches,
+    warn_wrapper_pads,
 )
 from stoker.pipeline.pipeline import Pipeline
 from stoker.pipeline.ranks.data_rank import DataRankFinder
@@ -166,10 +166,10 @@ class EpochReader(RankEpochs):
         check_sample_steps(self.settings, override, alone=alone, keeps_places=keep_places and self._division is None)
         leaves_out = bool(self.settings.leaves_out) and not keep_places
         if self._division is not None and self._division.kept is not None:
-            from stoker.pipeline.ranks.outer_plan import deliver_kept
+            from stoker.pipeline.ranks.outer_plan import keep_own_slice
 
             samples = chain.from_iterable(part.samples for part in pipeline.sample_runs())
-            yield from deliver_kept(samples, progress.plan, self._division, LoaderWorker.detect())
+            yield from keep_own_slice(samples, progress.plan, self._division, LoaderWorker.detect())
             return
         division, ranks, number = self._division, self._ranks, 0
         waits = WaitClock()
@@ -304,7 +304,7 @@ class EpochReader(RankEpochs):
         self._rank_finder.check_thread(division, of_datasets=counts)
         self._rank_finder.check_prepared(division)
         self._resume.follow(named)
-        if counts and self._resume.first_to_tell(_COUNTS):
+        if counts and self._resume.claim_warning(_COUNTS):
             tell_of_counting()
         # With world=World() a wrapper divides; where the dataset is given one of several ranks, none is around it.
         unseen = world.world_size == 1 and may_read_ahead()
@@ -319,22 +319,22 @@ class EpochReader(RankEpochs):
     def _run(self, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None) -> Run:
         if division is not None:
             check_division(self.sample_order, division)
-            if division.sends and division.ranks > 1 and self._resume.first_to_tell(_SENDS):
-                tell_of_sending(division)
+            if division.sends and division.ranks > 1 and self._resume.claim_warning(_SENDS):
+                warn_wrapper_dispatches(division)
         if self.quarantine is not None:
             self._resume.pin_quarantine(point.epoch)
         run = self._resume.run(point, data_rank)
         if self._read_ahead:
             check_skipped(point, run.plan, division)
-            if point.position and not called_from("accelerate.data_loader") and self._resume.first_to_tell(_SKIPS):
+            if point.position and not called_from("accelerate.data_loader") and self._resume.claim_warning(_SKIPS):
                 tell_of_skipping(point)
         if division is not None and not self._rank_finder.world.rank:
             from stoker.pipeline.ranks.outer_plan import repeated_by_wrapper
 
             again = repeated_by_wrapper(run.plan, division)
-            if again and self._resume.first_to_tell(_FILLS):
-                tell_of_filling(point.epoch, division, again)
-        if run.plan.padding and run.plan.rank == 0 and self._resume.first_to_tell(_PADS):
+            if again and self._resume.claim_warning(_FILLS):
+                warn_wrapper_pads(point.epoch, division, again)
+        if run.plan.padding and run.plan.rank == 0 and self._resume.claim_warning(_PADS):
             tell_of_padding(point.epoch, run.plan, self.sample_order)
         return run
 

@@ -165,7 +165,7 @@ def check_division(sample_order: SampleOrder, division: OuterDivision) -> None:
     )
 
 
-def tell_of_sending(division: OuterDivision) -> None:
+def warn_wrapper_dispatches(division: OuterDivision) -> None:
     """Log that one rank reads for all."""
     logger.warning(
         "%s of accelerate: rank 0 reads for all %d ranks, and sends them their samples. dispatch_batches=False "
@@ -175,7 +175,7 @@ def tell_of_sending(division: OuterDivision) -> None:
     )
 
 
-def tell_of_filling(epoch: int, division: OuterDivision, samples: int) -> None:
+def warn_wrapper_pads(epoch: int, division: OuterDivision, samples: int) -> None:
     """Log that a wrapper repeats samples."""
     logger.warning(
         "epoch %d: %s of accelerate repeats %d samples to fill its last batch, as in all epochs like this "

@@ -33,7 +33,7 @@ from stoker.types import Batch
 
 if TYPE_CHECKING:  # most iterations need none of it
     from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun
-    from stoker.pipeline.joins.ahead import OthersAhead
+    from stoker.pipeline.joins.ahead import JoinPrefetch
     from stoker.pipeline.ranks.outer_plan import OuterRun
     from stoker.pipeline.tuning.tuned_run import TunedRun
     from stoker.pipeline.tuning.tuner import Tuner
@@ -120,11 +120,11 @@ class Pipeline:
             self._chunk = min(self._chunk, settings.amounts.made_at_once(calls_functions=calls))
         self._chunk_bytes = max(self._chunk, batch_size) * settings.amounts.sample_bytes
         self._worker_takes_groups = False
-        self._others: OthersAhead | None = None
+        self._others: JoinPrefetch | None = None
         if self._work.leading is not None:
-            from stoker.pipeline.joins.ahead import others_ahead
+            from stoker.pipeline.joins.ahead import join_prefetch
 
-            self._others = others_ahead(
+            self._others = join_prefetch(
                 self._work.leading, settings.amounts.sharers, read_here=settings.run_in == "threads"
             )
         if self._work.one_batch:

@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.order.capabilities import settled
+from stoker.order.capabilities import with_epoch_start
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.state.state import make_state, read_state
 from stoker.testing.values import undefined
@@ -205,7 +205,7 @@ class OrderTests:
 
     def test_a_position_beyond_the_epoch_is_refused(self) -> None:
         order, data_rank = self.make(), DataRank(0, 1, 1, self.batch_size)
-        beyond = settled(order, EpochPosition(0, 1 << 40), data_rank)
+        beyond = with_epoch_start(order, EpochPosition(0, 1 << 40), data_rank)
         try:
             run = order.run(beyond, data_rank)
         except ConfigError:
@@ -220,7 +220,7 @@ class OrderTests:
                 return
             data_rank = DataRank(5, 8, 8, 64)
             middle = order.epoch_size // 2 // (8 * 64) * (8 * 64)
-            begin = settled(order, EpochPosition(3), data_rank)
+            begin = with_epoch_start(order, EpochPosition(3), data_rank)
             run = order.run(EpochPosition(3, middle, start=begin.start), data_rank)
             run.order.locate(np.concatenate(next(iter(run.plan.chunks(1024)))))
             _, peak = tracemalloc.get_traced_memory()
@@ -239,7 +239,7 @@ class OrderTests:
     def _resumed(self, position: int, world: int) -> EpochPosition:
         """The position from which a run resumes whose state was saved in epoch 1, begun by a world of this size."""
         order, data_rank = self.make(), DataRank(0, world, world, self.batch_size)
-        begun = settled(order, EpochPosition(1), data_rank)
+        begun = with_epoch_start(order, EpochPosition(1), data_rank)
         state = make_state(order, EpochPosition(1, position, start=begun.start), data_rank)
         return read_state(json.loads(json.dumps(state)), self.make(), data_rank)[0]
 

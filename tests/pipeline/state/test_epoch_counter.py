@@ -11,15 +11,15 @@ import pytest
 from patience import PATIENCE
 from stoker.errors import ConfigError
 from stoker.order.sample_order import EpochPosition
-from stoker.pipeline.state.epoch_counter import EpochClock
+from stoker.pipeline.state.epoch_counter import EpochCounter
 from stoker.streams.quarantine import Mark
 
 
-def begin_in_child(clock: EpochClock, tokens: list[int], results: Any) -> None:
+def begin_in_child(clock: EpochCounter, tokens: list[int], results: Any) -> None:
     results.put([clock.begin(token) for token in tokens])
 
 
-def run_workers(context: Any, clock: EpochClock, tokens: list[int], count: int) -> list[list[EpochPosition]]:
+def run_workers(context: Any, clock: EpochCounter, tokens: list[int], count: int) -> list[list[EpochPosition]]:
     results = context.Queue()
     children = [context.Process(target=begin_in_child, args=(clock, tokens, results)) for _ in range(count)]
     for child in children:
@@ -31,7 +31,7 @@ def run_workers(context: Any, clock: EpochClock, tokens: list[int], count: int) 
 
 
 def test_a_process_alone_counts_up() -> None:
-    clock = EpochClock()
+    clock = EpochCounter()
     assert [clock.begin(None).epoch for _ in range(3)] == [0, 1, 2]
     assert clock.peek() == EpochPosition(3)
 
@@ -40,7 +40,7 @@ def test_a_process_alone_counts_up() -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_started_together_share_an_epoch_and_the_next_set_gets_the_next(method: str) -> None:
     context = multiprocessing.get_context(method)
-    clock = EpochClock()
+    clock = EpochCounter()
     for epoch in range(2):
         assert run_workers(context, clock, [1000 + epoch], 3) == [[EpochPosition(epoch)]] * 3
     assert clock.peek().epoch == 2
@@ -53,7 +53,7 @@ def test_workers_started_together_share_an_epoch_and_the_next_set_gets_the_next(
 def test_two_sets_of_workers_with_one_token_have_an_epoch_each() -> None:
     """A number that comes again is of another set, whatever its size."""
     context = multiprocessing.get_context("fork")
-    clock, results = EpochClock(), context.Queue()
+    clock, results = EpochCounter(), context.Queue()
     for number in (0, 500, 500, 0):
         child = context.Process(target=lambda number=number: results.put(clock.begin(7, number).epoch))
         child.start()
@@ -64,13 +64,13 @@ def test_two_sets_of_workers_with_one_token_have_an_epoch_each() -> None:
 @pytest.mark.processes
 def test_persistent_workers_go_through_epochs_together() -> None:
     context = multiprocessing.get_context("fork")
-    clock = EpochClock()
+    clock = EpochCounter()
     assert run_workers(context, clock, [9, 9, 9], 3) == [[EpochPosition(epoch) for epoch in range(3)]] * 3
     assert clock.peek().epoch == 3
 
 
 def test_a_change_that_fails_leaves_the_count_as_it_was() -> None:
-    clock = EpochClock()
+    clock = EpochCounter()
     clock.load(EpochPosition(4, 10))
     clock.freeze(3, lambda last: Mark(1, 5))
 
@@ -86,7 +86,7 @@ def test_a_change_that_fails_leaves_the_count_as_it_was() -> None:
 
 
 def test_marks_are_kept_of_the_last_epochs_alone() -> None:
-    clock = EpochClock()
+    clock = EpochCounter()
     clock.thaw(Mark(0, 1))
     for epoch in range(40):
         clock.freeze(epoch, lambda last: Mark((last or Mark(0, 0)).lines + 1, 1))
@@ -96,7 +96,7 @@ def test_marks_are_kept_of_the_last_epochs_alone() -> None:
 
 
 def test_a_clock_sent_elsewhere_shows_the_same_time() -> None:
-    clock = EpochClock()
+    clock = EpochCounter()
     clock.load(EpochPosition(4, 10, 3))
     copy = pickle.loads(pickle.dumps(clock))
     assert copy.begin(None) == EpochPosition(4, 10, 3)

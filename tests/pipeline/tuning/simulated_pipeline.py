@@ -235,10 +235,10 @@ def run(simulated: Simulated, ticks: int, seed: int = 0, *, seconds: float = mat
         slower = load.at(found.seconds)
         tick = simulated.tick(controller.values, controller, rng, slower=slower)
         found.seconds += tick.seconds
-        costs = simulated.times(controller.values)[0] - simulated.times(controller.settled)[0]
+        costs = simulated.times(controller.values)[0] - simulated.times(controller.confirmed_values)[0]
         found.lost += max(0.0, tick.samples * costs * slower)
         found.over = max(found.over, found.lost - 0.015 * found.seconds)
-        if controller.values != controller.settled:
+        if controller.values != controller.confirmed_values:
             found.first = min(found.first, found.seconds - tick.seconds)
         found.changes += controller.observe(tick)
         found.most_memory = max(found.most_memory, simulated.memory.of(controller.values))

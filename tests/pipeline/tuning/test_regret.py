@@ -78,7 +78,7 @@ def test_a_long_loop_is_tuned_as_before() -> None:
         tick = simulated.tick(controller.values, controller, rng)
         LateGain.now += tick.seconds
         controller.observe(tick)
-    assert controller.settled[Knob.READ_THREADS] > 0
+    assert controller.confirmed_values[Knob.READ_THREADS] > 0
 
 
 def test_reading_that_computes_gets_no_threads() -> None:
@@ -87,7 +87,7 @@ def test_reading_that_computes_gets_no_threads() -> None:
         found = run(Simulated(consumer=1e-6, reading=1e-4, processors=8, noise=0.05), 2000, seed)
         assert Knob.READ_THREADS not in {one.knob for one in found.changes}
     waits = run(Simulated(consumer=1e-6, reading=1e-4, waits=0.9, processors=8), 500)
-    assert waits.controller.settled[Knob.READ_THREADS] > 0
+    assert waits.controller.confirmed_values[Knob.READ_THREADS] > 0
 
 
 def test_shares() -> None:
@@ -118,13 +118,13 @@ def test_what_was_tried_is_paid_where_the_next_iteration_is_another() -> None:
     simulated = Hostile(consumer=1e-6, reading=2e-4, waits=1.0, noise=0.0)
     controller = Controller(simulated.ranges(), simulated.memory)
     rng = np.random.default_rng(0)
-    while controller.values == controller.settled:
+    while controller.values == controller.confirmed_values:
         controller.observe(simulated.tick(controller.values, controller, rng))
     left = controller.tick_limit[0]
     controller.observe(Tick(seconds=0.01, waited=0.01, samples=0))
-    assert controller.values != controller.settled, "the trial goes on"
+    assert controller.values != controller.confirmed_values, "the trial goes on"
     controller.restarted(goes_on=False)
-    assert controller.values == controller.settled
+    assert controller.values == controller.confirmed_values
     assert controller.tick_limit == (math.inf, 0.0)
     assert controller._regret.left == pytest.approx(left - 0.01, abs=1e-3)
 
@@ -140,7 +140,7 @@ class OneTrial:
         self.ticks: list[Tick] = []
 
     @property
-    def settled(self) -> dict[Knob, int]:
+    def confirmed_values(self) -> dict[Knob, int]:
         return self.values
 
     def restarted(self, *, goes_on: bool, settles: bool) -> None:

@@ -37,7 +37,7 @@ def test_the_knob_of_what_is_slow_is_raised(case: str, noise: float) -> None:
         found = run(simulated, 250, seed)
         kept = [one for one in found.changes if one.kept]
         assert knob in {one.knob for one in kept}, found.changes
-        assert simulated.best() >= 0.95 * simulated.times(found.controller.settled)[0], found
+        assert simulated.best() >= 0.95 * simulated.times(found.controller.confirmed_values)[0], found
         assert all(one.gain > 0 for one in kept)
 
 
@@ -74,7 +74,7 @@ def test_a_thousand_pipelines() -> None:
         found = run(simulated, 500, seed)
         begun = {knob: one.start for knob, one in simulated.ranges().items()}
         assert found.most_memory <= max(simulated.budget, simulated.memory.of(begun)), simulated
-        time = simulated.times(found.controller.settled)[0]
+        time = simulated.times(found.controller.confirmed_values)[0]
         assert time <= 1.05 * simulated.times(begun)[0] or simulated.memory.of(begun) > simulated.budget, simulated
         ratios.append(simulated.best() / time)
     assert np.mean(np.array(ratios) >= 0.95) >= 0.98
@@ -106,7 +106,7 @@ def test_vain_trials_cost_less_than_a_hundredth_of_an_hour(load: float) -> None:
         found = run(simulated, 10**6, seed, seconds=3600.0)
         assert found.seconds >= 3600.0
         assert found.lost < 0.01 * found.seconds, (simulated, found)
-        ratios.append(simulated.best() / simulated.times(found.controller.settled)[0])
+        ratios.append(simulated.best() / simulated.times(found.controller.confirmed_values)[0])
     assert np.mean(np.array(ratios) >= 0.95) >= 0.9
 
 
@@ -138,7 +138,7 @@ def test_short_epochs_are_tuned(epoch: int) -> None:
     """Epochs of so many ticks, of which some are left out at the beginning; of one: whole epochs are measured."""
     for case, (simulated, knob) in SLOW.items():
         found = run(simulated, 1000, epoch=epoch)
-        assert simulated.best() >= 0.95 * simulated.times(found.controller.settled)[0], case
+        assert simulated.best() >= 0.95 * simulated.times(found.controller.confirmed_values)[0], case
         assert knob in {one.knob for one in found.changes if one.kept}
 
 
@@ -151,7 +151,7 @@ def test_ranks_that_wait_for_each_other() -> None:
         other = replace(random_pipeline(rng), consumer=one.consumer, noise=one.noise)
         found = run_ranks([one, other], 60.0, seed)
         best = max(one.best(), other.best())
-        times = [each.times(ran.controller.settled)[0] for each, ran in zip((one, other), found, strict=True)]
+        times = [each.times(ran.controller.confirmed_values)[0] for each, ran in zip((one, other), found, strict=True)]
         ratios.append(best / max(times))
     assert np.mean(np.array(ratios) >= 0.95) >= 0.95
     quick, slow = run_ranks([Simulated(consumer=1e-4, reading=1e-6), Simulated(latency=0.3, consumer=1e-4)], 60.0)
@@ -170,7 +170,7 @@ def test_less_is_not_kept_because_the_machine_became_faster() -> None:
             slower = 1.0  # what else ran on the machine ends just now
         changes += controller.observe(simulated.tick(controller.values, controller, rng, slower=slower))
     assert slower == 1.0
-    assert controller.settled[Knob.READ_THREADS] >= 4
+    assert controller.confirmed_values[Knob.READ_THREADS] >= 4
     assert all(not one.kept for one in changes if one.after < one.before)
 
 
@@ -235,7 +235,7 @@ def test_a_trial_goes_on_where_memory_cuts_a_little_of_it() -> None:
     after = controller.values[Knob.PREDOWNLOAD]
     assert (cut.why, cut.after) == (Why.MEMORY, after)
     assert 500 < after < begun
-    assert controller.settled[Knob.PREDOWNLOAD] == 500, "it is still on trial"
+    assert controller.confirmed_values[Knob.PREDOWNLOAD] == 500, "it is still on trial"
     better = replace(tick, samples=2000, chunk_bytes=30)
     while not (changes := controller.observe(better)):
         pass
@@ -283,7 +283,7 @@ def test_what_is_on_trial_is_withdrawn_where_the_next_iteration_is_another() -> 
     rng = np.random.default_rng(0)
     while controller.values[Knob.READ_THREADS] == 0:
         controller.observe(simulated.tick(controller.values, controller, rng))
-    assert controller.settled[Knob.READ_THREADS] == 0
+    assert controller.confirmed_values[Knob.READ_THREADS] == 0
     controller.restarted(goes_on=True)
     assert controller.values[Knob.READ_THREADS] == 2
     controller.restarted(goes_on=False)

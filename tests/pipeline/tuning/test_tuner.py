@@ -52,7 +52,7 @@ class RandomRules:
         self.values = {knob: one.start for knob, one in ranges.items()}
 
     @property
-    def settled(self) -> dict[Knob, int]:
+    def confirmed_values(self) -> dict[Knob, int]:
         return self.values
 
     def restarted(self, *, goes_on: bool, settles: bool) -> None:

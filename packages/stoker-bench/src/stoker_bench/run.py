@@ -84,12 +84,12 @@ def run_benchmark(
     stages = workload.stages if stages is None else tuple(stages)
     data_url, saved = url or workload.storage.url, workload.checkpoint.url
     if "checkpoint" in stages and data_url is None and saved is None:
-        raise ConfigError("where to with the checkpoints? Give checkpoint.url, or a URL or directory (--data)")
+        raise ConfigError("checkpoint.url is not set. Give it, or a URL or directory (--data)")
     needs_data = not {"generate", "kv_cache", "vectors"}.isdisjoint(stages) or (
         "train" in stages and workload.reader.loader != "synthetic"
     )
     if data_url is None and needs_data:
-        raise ConfigError("where is the data? Give a URL or directory (--data), or storage.url")
+        raise ConfigError("storage.url is not set. Give it, or a URL or directory (--data)")
     nothing = data_url is None
     data_url = _absolute(data_url or NO_DATA)
     options, notes = workload.storage.options, (*resolved.notes.changes, *resolved.notes.ignored)

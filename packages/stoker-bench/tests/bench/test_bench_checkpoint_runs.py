@@ -380,7 +380,7 @@ def test_ranks_of_different_numbers_of_steps_do_not_wait_for_ever() -> None:
 
 
 def test_what_makes_no_sense_is_reported_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="where to with the checkpoints"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.url is not set"):
         bench(tmp_path / "r", "checkpoint.writes=1")
     with pytest.raises(ConfigError, match=r"checkpoint\.writes or checkpoint\.reads say how many"):
         bench(tmp_path / "r", url=str(tmp_path))

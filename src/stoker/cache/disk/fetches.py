@@ -32,7 +32,7 @@ from stoker.storage.files.own import open_own
 from stoker.storage.files.regular import read_regular
 from stoker.storage.local import file_info
 from stoker.storage.types import Arrival
-from stoker.types import Buffer, HeldBytes
+from stoker.types import Buffer, PooledBuffer
 
 if TYPE_CHECKING:
     from stoker.cache.disk.small_fetches import SmallFetches
@@ -146,7 +146,7 @@ class Fetches(ShardCache):
             return error if isinstance(error, StokerError) else self.files.named(error, "write to")
         except Exception as error:  # noqa: BLE001 - it belongs to the shard
             return error
-        return data if isinstance(data, bytes) else np.frombuffer(data, np.uint8).view(HeldBytes)
+        return data if isinstance(data, bytes) else np.frombuffer(data, np.uint8).view(PooledBuffer)
 
     def sweep(self) -> None:
         self.files.sweep()

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from stoker.display import unknown_name
 from stoker.errors import CorruptDataError, FormatError
-from stoker.types import HeldBytes
+from stoker.types import PooledBuffer
 
 PACKED: Final[Mapping[str, str]] = {".gz": "gz", ".zst": "zstd"}
 """Ends of the names of files that others compressed, and their codecs."""
@@ -42,7 +42,7 @@ _CODECS: Final = {
 # Bytes that are read at once. What follows the end of a member is copied, so they are few.
 _STEP: Final = 1 << 16
 
-_B = TypeVar("_B", bytearray, HeldBytes)
+_B = TypeVar("_B", bytearray, PooledBuffer)
 
 # How the codecs say that a buffer can not hold what comes out; nothing else of the error tells.
 _TOO_SMALL = ("failed to write whole buffer", "smaller than required")

@@ -13,7 +13,7 @@ from stoker.reading.samples import distinct_shards
 from stoker.types import Ids
 
 
-class OthersAhead:
+class JoinPrefetch:
     """Fetches shards of other datasets for one iteration.
 
     Where a column of keys is to be read first, a thread does that as shards arrive, in order: it waits for no more than the
@@ -108,14 +108,14 @@ class OthersAhead:
             other.pool.expect(())
 
 
-def others_ahead(leading: LeadingJoins, sharers: int, *, read_here: bool) -> OthersAhead | None:
+def join_prefetch(leading: LeadingJoins, sharers: int, *, read_here: bool) -> JoinPrefetch | None:
     """An object that fetches shards of other datasets ahead; ``None`` where that is of no use.
 
     Args:
-        leading, sharers: see :class:`OthersAhead`.
+        leading, sharers: see :class:`JoinPrefetch`.
         read_here: whether this process reads the samples, so that shards of this machine are opened ahead in it, too.
     """
     keyed = any(join.key is not None for join in leading.joins)
     # Reading keys ahead, or what another process opens by itself, is of use only where there is something to fetch.
     near = all(reader.other.amounts.near for reader in leading.readers)
-    return None if near and (keyed or not read_here) else OthersAhead(leading, sharers, keyed=keyed)
+    return None if near and (keyed or not read_here) else JoinPrefetch(leading, sharers, keyed=keyed)

@@ -71,11 +71,11 @@ class OuterRun:
     plan: OuterPlan
 
 
-def deliver_kept(samples: Iterator[Any], plan: Plan, division: OuterDivision, worker: LoaderWorker) -> Iterator[Any]:
+def keep_own_slice(samples: Iterator[Any], plan: Plan, division: OuterDivision, worker: LoaderWorker) -> Iterator[Any]:
     """The samples of :class:`OuterPlan`, with a stand-in for each that the wrapper throws away in this process."""
     kept = _slice(plan, division)
-    before: list[Any] = [_STAND_IN] * kept.start
-    after: list[Any] = [_STAND_IN] * (plan.batch_size - kept.stop)
+    before: list[Any] = [_PLACEHOLDER] * kept.start
+    after: list[Any] = [_PLACEHOLDER] * (plan.batch_size - kept.stop)
     full = len(range(worker.number, plan.full_batches, worker.count))
     yield from islice(samples, plan.batch_size)
     for _ in range(full - 1):
@@ -99,7 +99,7 @@ def _slice(plan: Plan, division: OuterDivision) -> slice:
     return slice(kept * each, (kept + 1) * each)
 
 
-class OtherRanksSample:
+class Placeholder:
     """Stands for a sample that a wrapper keeps on another rank, and throws away on this one; any use is an error."""
 
     __slots__ = ()
@@ -110,4 +110,4 @@ class OtherRanksSample:
     __getitem__ = __iter__ = __reduce__ = _refuse
 
 
-_STAND_IN: Final = OtherRanksSample()
+_PLACEHOLDER: Final = Placeholder()

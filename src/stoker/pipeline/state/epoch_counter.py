@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CLOCKS: Final[weakref.WeakSet[EpochClock]] = weakref.WeakSet()
+_CLOCKS: Final[weakref.WeakSet[EpochCounter]] = weakref.WeakSet()
 
 # Indices of the shared int64 numbers: how many counts were written, how many states were loaded, and the process that loaded
 # the last. Two slots follow, which counts are written to in turns by pickle: a process that is killed while it writes leaves
@@ -93,7 +93,7 @@ class _Count:
         return loaded if epoch == loaded.epoch else EpochPosition(epoch, start=loaded.start)
 
 
-class EpochClock:
+class EpochCounter:
     """Counts epochs for a data set and its copies in the workers of a DataLoader, forked or spawned.
 
     A child process that is no such worker, such as a rank that a trainer spawns or forks, counts by itself from where its
@@ -167,7 +167,7 @@ class EpochClock:
         with self._changing() as count:
             count.marks = {} if last is None else {-1: last}
 
-    def first_to_tell(self, matter: int) -> bool:
+    def claim_warning(self, matter: int) -> bool:
         """Whether no process that shares this has told of a matter, a number from 0; from now on, one has."""
         with self._changing() as count:
             told, count.told = count.told, count.told | 1 << matter
@@ -225,7 +225,7 @@ class EpochClock:
         """Counts epochs apart from the parent from now on, in a child process that is no worker of a DataLoader."""
         if self._owner != os.getpid() and LoaderWorker.detect().token is None:
             seen, count = self._seen, self._read()
-            EpochClock.__init__(self, count)
+            EpochCounter.__init__(self, count)
             self._seen = seen
 
     def _count_pass(self, token: int) -> int:
@@ -294,7 +294,7 @@ class EpochClock:
             self._seen = state["seen"]
         else:
             # Sent by other means (to another host, say): a clock of its own that shows the same time.
-            EpochClock.__init__(self, state["count"])
+            EpochCounter.__init__(self, state["count"])
             self._seen = state["count"].begun
 
 
@@ -377,7 +377,7 @@ class NamedEpochs:
         clock: counts the epochs of the dataset.
     """
 
-    def __init__(self, clock: EpochClock) -> None:
+    def __init__(self, clock: EpochCounter) -> None:
         self._clock = clock
         self._named = False
         self._accelerate = AccelerateEpochs()

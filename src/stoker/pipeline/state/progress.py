@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.errors import ConfigError, StateError
 from stoker.order.sample_order import DataRank, EpochPosition, Plan, Run, SampleOrder
-from stoker.pipeline.state.epoch_counter import EpochClock
+from stoker.pipeline.state.epoch_counter import EpochCounter
 from stoker.reading.samples import SampleRun
 from stoker.reading.steps import LEFT_OUT, SeveralSamples
 
@@ -28,7 +28,7 @@ class Progress:
         clock: in a DataLoader's worker, tells of states that its parent process loads.
     """
 
-    def __init__(self, point: EpochPosition, plan: Plan, begun: int = 0, clock: EpochClock | None = None) -> None:
+    def __init__(self, point: EpochPosition, plan: Plan, begun: int = 0, clock: EpochCounter | None = None) -> None:
         self.point = point
         self.plan = plan
         self.finished = False

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError, StateError
-from stoker.order.capabilities import settled
+from stoker.order.capabilities import with_epoch_start
 from stoker.order.sample_order import DataRank, EpochPosition, Plan, Run, SampleOrder
-from stoker.pipeline.state.epoch_counter import EpochClock, NamedEpochs
+from stoker.pipeline.state.epoch_counter import EpochCounter, NamedEpochs
 from stoker.pipeline.state.progress import Progress, others_have_more, run_from
 from stoker.reading.sample_errors import url_of_shard
 from stoker.reading.shard_pool import ShardPool
@@ -55,7 +55,7 @@ class ResumeState:
         self._chain, self._others = list(chain), dict(others or {})
         self._all_ended = all_ended
         self.loads = 0
-        self._clock = EpochClock()
+        self._clock = EpochCounter()
         self._quarantine = quarantine
         self._in_worker = False
         self._progress: Progress | None = None
@@ -73,9 +73,9 @@ class ResumeState:
         """Batches that the iteration which this object began last has delivered."""
         return 0 if self._progress is None else self._progress.samples // self._progress.plan.batch_size
 
-    def first_to_tell(self, matter: int) -> bool:
+    def claim_warning(self, matter: int) -> bool:
         """Whether neither this object nor a copy of it in a DataLoader worker has told of a matter; from now on, one has."""
-        return self._clock.first_to_tell(matter)
+        return self._clock.claim_warning(matter)
 
     def begin(self, worker: LoaderWorker, data_rank: DataRank) -> tuple[EpochPosition, int, int]:
         """Begin the next epoch: where, and what this worker has delivered of it: whole batches, and samples of one more."""
@@ -85,7 +85,7 @@ class ResumeState:
             self._clock.count_started(worker.token)
         else:
             point, begun, inside = self._clock.begin(worker.token, worker.number), 0, 0
-        return settled(self.sample_order, point, data_rank), begun, inside
+        return with_epoch_start(self.sample_order, point, data_rank), begun, inside
 
     def run(self, point: EpochPosition, data_rank: DataRank) -> Run:
         """The samples of this process from ``point`` on, without those in quarantine; see :func:`run_from`."""
@@ -196,7 +196,7 @@ class ResumeState:
         begun = self._begun()
         ended = ended and begun is not None
         begun = self._clock.peek() if begun is None else begun
-        begun = settled(self.sample_order, begun.next_epoch() if ended else begun, data_rank)
+        begun = with_epoch_start(self.sample_order, begun.next_epoch() if ended else begun, data_rank)
         taken = samples - (begun.position if from_beginning else 0)
         if taken <= 0:
             return replace(begun, position=begun.position + taken, partial=0)
@@ -233,7 +233,7 @@ class ResumeState:
             begun = self._clock.started(begun.epoch)
         if epoch is not None and epoch != begun.epoch:
             begun = EpochPosition(epoch, start=begun.start)
-        return settled(self.sample_order, begun, data_rank)
+        return with_epoch_start(self.sample_order, begun, data_rank)
 
     def _begun(self) -> EpochPosition | None:
         """The position at which the iteration that began last, here or in workers, did begin."""
@@ -256,7 +256,7 @@ class ResumeState:
         Raises:
             StateError: it has ended, and other ranks have more.
         """
-        start = settled(self.sample_order, start, data_rank)
+        start = with_epoch_start(self.sample_order, start, data_rank)
         if not batches and not ended:
             return self.state(start, data_rank)
         plan = self.sample_order.run(start, data_rank).plan
@@ -315,7 +315,7 @@ class ResumeState:
         inside = bool(point.position or point.partial or any(own or ()))
         check_same_steps(state, self._chain, self._others, inside=inside)
         if check:
-            run_from(sample_order, settled(sample_order, point, data_rank), data_rank)
+            run_from(sample_order, with_epoch_start(sample_order, point, data_rank), data_rank)
         mark = self._mark_of(state)
         if worker.token is None:  # for all workers the main process says it
             self._clock.thaw(mark)

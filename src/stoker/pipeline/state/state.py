@@ -20,8 +20,8 @@ from stoker.order.capabilities import (
     mosaicml_state,
     origin_of,
     read_start,
-    settled,
     stream_urls,
+    with_epoch_start,
 )
 from stoker.order.mixture.reached import RunOrigin, RunProgress
 from stoker.order.mixture.schedule import Schedule
@@ -148,7 +148,7 @@ def make_state(sample_order: SampleOrder, point: EpochPosition, data_rank: DataR
     }
     if origin := origin_of(sample_order).as_dict():
         state["origin"] = origin
-    start = settled(sample_order, point, data_rank).start
+    start = with_epoch_start(sample_order, point, data_rank).start
     if start is not None:
         state["start"] = start.as_dict()
     if point.partial:
@@ -192,7 +192,7 @@ def read_state(
             f"{error}. stoker.util.unpack_state(state) is the state as plain text, with all streams"
         ) from None
     point = _position(saved, sample_order)
-    if point.start is None and point.position and settled(sample_order, point, data_rank).start is not None:
+    if point.start is None and point.position and with_epoch_start(sample_order, point, data_rank).start is not None:
         raise StateError(
             f"this {what} has no start of its epoch, on which the order of the rest depends: it is not complete"
         )
@@ -207,7 +207,7 @@ def read_state(
             raise StateError(
                 "this state is of a run that changed its streams, which a run in this order can not resume"
             )
-        sample_order = sample_order.restarted(origin)
+        sample_order = sample_order.with_changed_streams(origin)
     if saved.get("partial") is not None:
         samples, *theirs = (saved["partial"][name] for name in _PARTIAL)
         here = [data_rank.batch_size, data_rank.world_size, data_rank.ranks_per_node]
@@ -406,7 +406,7 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
             rest[mine] = found.left[name] + ours["streams"][mine]["choose"] - saved["streams"][name]["choose"]
         rest = rest if min(rest.values()) >= 0 else {}
     listed, twins = _fingerprints(ours), {name: one["twin"] for name, one in continued.items() if "twin" in one}
-    changed = sample_order.restarted(
+    changed = sample_order.with_changed_streams(
         RunOrigin(
             saved["epoch"],
             {name: one["consumed"] for name, one in continued.items()},

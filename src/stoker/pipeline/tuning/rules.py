@@ -255,7 +255,7 @@ class Controller:
         return self._resting > 0
 
     @property
-    def settled(self) -> dict[Knob, int]:
+    def confirmed_values(self) -> dict[Knob, int]:
         """Values without those that are on trial."""
         trial = self._trial
         return self.values | ({} if trial is None else {one.knob: trial.before[one.knob] for one in trial.changes})
@@ -390,7 +390,7 @@ class Controller:
         """Withdraw what is on trial, if anything is, as vain."""
         if self._trial is not None:
             self._regret.withdrawn()
-        self.values = self.settled
+        self.values = self.confirmed_values
 
     def _judge(self, trial: _Trial, window: Window) -> list[KnobChange]:
         if trial.tried is not None:
@@ -409,12 +409,12 @@ class Controller:
         keep = least >= max(_GAIN, _LIKELY * error)
         if keep and trial.changes[0].why is Why.LESS:
             # The machine may have become faster by itself, and what was tried may be slower.
-            self.values = self.settled
+            self.values = self.confirmed_values
             self._measure()
             self._trial = replace(trial, tried=window)
             return []
         if not keep and least > -_BESIDE - error and (changes := self._beside(trial, window)) is not None:
-            self._begin(replace(trial, changes=(*trial.changes, *changes), before=self.settled), changes)
+            self._begin(replace(trial, changes=(*trial.changes, *changes), before=self.confirmed_values), changes)
             return []
         return self._end(trial, gain, window, keep=keep)
 

@@ -313,4 +313,4 @@ class TunedRun:
             else:
                 self._gather()
                 tuning.kept = self._sums
-        self._apply(self._rules.settled)
+        self._apply(self._rules.confirmed_values)

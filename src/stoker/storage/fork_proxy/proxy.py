@@ -35,7 +35,7 @@ from stoker.storage.files.copying import fill
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.fork_proxy.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
 from stoker.storage.types import Arrival, BufferLike, Chunks, Made, NewHash, ObjectInfo, at_hand, first_part
-from stoker.types import HeldBytes
+from stoker.types import PooledBuffer
 
 # A fresh interpreter finds modules where this one does, even where sys.path was changed by hand.
 _BOOT = (
@@ -334,7 +334,7 @@ class ProxyStore:
 def _shared_place(into: memoryview) -> tuple[str, int] | None:
     """Path of the anonymous file that some memory is, and the first byte there; ``None`` of memory that is none."""
     whole = into.obj
-    if not isinstance(whole, HeldBytes) or whole.shared is None or not len(into):
+    if not isinstance(whole, PooledBuffer) or whole.shared is None or not len(into):
         return None
     file, first = whole.shared
     at: int = np.frombuffer(into, np.uint8).ctypes.data - whole.ctypes.data

@@ -1,4 +1,4 @@
-"""The end of a run whose leader is gone: the ranks that are left write the results and remove what counts for nothing."""
+"""The end of a run whose leader is gone: the ranks that remain write the results and remove unfinished files."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from stoker.errors import ConfigError, StateError, TransformError
-from stoker.order.capabilities import settled
+from stoker.order.capabilities import with_epoch_start
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
@@ -56,7 +56,7 @@ class LockstepSource(RangeSource):
         self._origin = self._point
 
     def _begin(self, point: EpochPosition) -> None:
-        self._point = settled(self.sample_order, point, self._data_rank)
+        self._point = with_epoch_start(self.sample_order, point, self._data_rank)
         self._run: Run = self.sample_order.run(self._point, self._data_rank)
         self.epoch = point.epoch
 
@@ -67,7 +67,7 @@ class LockstepSource(RangeSource):
         return self.sample_order.settings.remainder if isinstance(self.sample_order, NativeOrder) else "pad"
 
     def __len__(self) -> int:
-        begin = settled(self.sample_order, self._point.epoch_begin(), self._data_rank)
+        begin = with_epoch_start(self.sample_order, self._point.epoch_begin(), self._data_rank)
         plan = self.sample_order.run(begin, self._data_rank).plan
         if self._config.batch_size is None:
             return plan.samples
@@ -101,7 +101,7 @@ class LockstepSource(RangeSource):
         ranks, point = self._check_rank(rank), self._origin
         if epoch is not None and epoch != point.epoch:
             point = EpochPosition(epoch)
-        point = settled(self.sample_order, point, self._data_rank)
+        point = with_epoch_start(self.sample_order, point, self._data_rank)
         return samples_of_step(
             lambda at, number: self.sample_order.run(at, replace(self._data_rank, rank=number)),
             self._sample_source.table,
@@ -154,7 +154,7 @@ class LockstepSource(RangeSource):
                 f"the checkpoint is of rank {checkpoint.rank}, which had ended epoch {point.epoch} before others, and does "
                 "not know how far they were: use that of the rank that has most samples, or each rank's own"
             )
-        run_from(sample_order, settled(sample_order, point, self._data_rank), self._data_rank)
+        run_from(sample_order, with_epoch_start(sample_order, point, self._data_rank), self._data_rank)
         self.sample_order = sample_order
         self._begin(point)
         self._origin = self._point
@@ -238,7 +238,7 @@ class _LockstepReader:
 
 def _most_steps(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRank) -> int:
     """Steps of the rank that has most."""
-    point = settled(sample_order, point, data_rank)
+    point = with_epoch_start(sample_order, point, data_rank)
     longest = sample_order.run(point, data_rank).plan.longest
     return len(sample_order.run(point, replace(data_rank, rank=longest)).plan)
 

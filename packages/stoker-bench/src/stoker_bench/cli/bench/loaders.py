@@ -47,7 +47,7 @@ def run_loaders(chosen: argparse.Namespace) -> int | None:
         formats = getattr(loader, "formats", ())
         if formats and resolved.workload.dataset.format not in formats:
             if url is None:
-                raise ConfigError("where is the data? Give a URL or directory (--data), or storage.url")
+                raise ConfigError("storage.url is not set. Give it, or a URL or directory (--data)")
             resolved = read_scaled(chosen, [*settings, f"dataset.format={formats[0]}"], chosen.accelerators or 1)
             url = join_url(url, formats[0])
         if not chosen.json:
