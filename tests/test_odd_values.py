@@ -146,7 +146,7 @@ REMEDIED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a checkpoint that is none": (
         lambda data: StreamingShardLoader(StreamingDataset(data)).load_state_dict({"x": 1}),
-        "is no checkpoint of a StreamingShardLoader: give what",
+        "is not a checkpoint of a StreamingShardLoader: give what",
     ),
     "a state of a stream that is none": (
         lambda data: LMStream(StreamingDataset(data), "tokens", 2, 4).load_state_dict({"x": 1}),

@@ -139,8 +139,8 @@ def _fitting(name: str, values: Column) -> Array:
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "biufcV":
         kind = f"an array of {values.dtype}" if isinstance(values, np.ndarray) else with_article(type(values).__name__)
         raise ConfigError(
-            f"column {name!r} is {kind}, which is no jax.Array: leave it out with columns=, or make arrays of one shape of "
-            "its values with transform="
+            f"column {name!r} is {kind}, which is not a jax.Array: leave it out with columns=, or make arrays of one shape "
+            "of its values with transform="
         )
     made = jax.dtypes.canonicalize_dtype(values.dtype)
     if made != values.dtype and values.dtype.kind in "iu" and values.size:

@@ -118,7 +118,7 @@ def test_a_run_that_fails_leaves_an_earlier_trace(
 
 def test_faults_are_told(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad.json").write_text("[]")
-    assert "is no trace that stoker wrote" in profile(capsys, "--traces", tmp_path / "bad.json", code=1)
+    assert "is not a trace that stoker wrote" in profile(capsys, "--traces", tmp_path / "bad.json", code=1)
     said = profile(capsys, data, "--out", tmp_path / "trace.json", "--transform", "nowhere:f", code=1)
     assert "--transform nowhere:f can not be imported as MODULE:NAME" in said
     for text, remedy in (

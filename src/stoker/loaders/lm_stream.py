@@ -316,7 +316,7 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
         mine = {"rank": world.rank, "world_size": world.world_size, "settings": self._identity(), "version": 1}
         if not isinstance(state, Mapping) or not isinstance(state.get("dataset"), Mapping):
             raise StateError(
-                "this is no state of an LMStream, as it has no 'dataset': give what LMStream.state_dict() returned, whole"
+                "this is not a state of an LMStream, as it has no 'dataset': give what LMStream.state_dict() returned, whole"
             )
         for name, value in mine.items():
             if state.get(name) != value:

@@ -162,7 +162,7 @@ def mosaicml_position(order: SampleOrder, state: Mapping[str, Any]) -> EpochPosi
         ConfigError: the order is not mosaicml-streaming's.
     """
     if "sample_in_epoch" not in state:
-        raise StateError("this is no state of a StreamingDataset: it has no version")
+        raise StateError("this is not a state of a StreamingDataset: it has no version")
     if isinstance(order, MosaicmlStates):
         return order.read_mosaicml_state(state)
     raise ConfigError(

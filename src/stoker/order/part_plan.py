@@ -221,7 +221,7 @@ class PartPlan:
             return min(start + samples, self.end)
         if samples % step:
             raise ConfigError(
-                f"{samples} samples are no whole number of steps of {step} samples, and ranks whose part has ended repeat "
+                f"{samples} samples are not a whole number of steps of {step} samples, and ranks whose part has ended repeat "
                 "theirs, so it is not known which were delivered: take states between steps"
             )
         return self.position_after(samples // step)

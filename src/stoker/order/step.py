@@ -107,7 +107,7 @@ def _steps_before(run_of: Callable[[EpochPosition, int], Run], point: EpochPosit
         return before
     each = plan.batch_size * plan.world_size
     raise ConfigError(
-        f"step {step}: epoch {point.epoch} was resumed at position {point.position}, which is no whole number of steps of "
+        f"step {step}: epoch {point.epoch} was resumed at position {point.position}, which is not a whole number of steps of "
         f"{plan.world_size} ranks with batch_size {plan.batch_size} ({each} samples): the run before it took others. So "
         "steps from there on have no number from the epoch's beginning; since_resume=True counts them from there"
     )

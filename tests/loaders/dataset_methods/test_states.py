@@ -197,7 +197,7 @@ def test_num_samples_counts_what_padded_ranks_repeat(data: Path, steps: int) -> 
         one.load_state_dict(state)
         had += map(ids, one.batches())
     assert {number for batch in had for number in batch} == set(range(COUNT))
-    with pytest.raises(StateError, match="no whole number of steps"):
+    with pytest.raises(StateError, match="not a whole number of steps"):
         sets[0].state_dict(count - 1)
 
 

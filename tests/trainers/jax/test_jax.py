@@ -152,7 +152,7 @@ def test_samples_that_have_no_other_are_replaced_or_refused(data: Path, others: 
         ConfigError, match=r"join\(missing='leave_out'\).*use missing='none', or on_bad_sample='replace'"
     ):
         next(stoker.jax.batches(beside(data, others, "leave_out"), sharding))
-    with pytest.raises(ConfigError, match="column 'label' is a list, which is no jax"):
+    with pytest.raises(ConfigError, match="column 'label' is a list, which is not a jax"):
         list(stoker.jax.batches(beside(data, others, "none"), sharding))
     with pytest.raises(ConfigError, match=r"on_bad_sample='skip'.*use 'replace'"):
         next(stoker.jax.batches(beside(data, others, "raise", on_bad_sample="skip"), sharding))

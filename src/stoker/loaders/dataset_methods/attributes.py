@@ -179,7 +179,7 @@ class DatasetAttributes(DatasetBase):
         pool = self._pool_with(shard_id)
         cache, shard = pool.cache_of(shard_id), pool.index.shards[shard_id]
         if cache.store is None:
-            raise ConfigError(f"{cache.describe(shard)} is no copy in a cache: there is nothing to evict")
+            raise ConfigError(f"{cache.describe(shard)} is not a copy in a cache: there is nothing to evict")
         pool.done_with(shard_id, close=True)
         cache.evict(shard)
 

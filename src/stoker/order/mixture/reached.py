@@ -253,7 +253,7 @@ class Before:
             inside = value.get("inside", False)
             counts = [*numbers, begun, twin, 1 if block_size is None else block_size]
             if not all(type(one) is int and 0 <= one < 1 << NUMBER_BITS for one in counts) or block_size == 0:
-                raise ValueError(f"{counts} are no counts")
+                raise ValueError(f"{counts} are not counts")
             if type(inside) is not bool:
                 raise TypeError(f"inside is {inside!r}")
             shards = int(np.searchsorted(starts, numbers[0]))

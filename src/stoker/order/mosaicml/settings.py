@@ -179,7 +179,7 @@ def read_mosaicml_state(state: Any) -> EpochPosition:
     if missing or unknown:
         said = [f"lacks {', '.join(sorted(missing))}"] if missing else []
         said += [f"has {', '.join(sorted(map(str, unknown)))}"] if unknown else []
-        raise StateError(f"this is no state of mosaicml-streaming 0.13: it {' and '.join(said)}")
+        raise StateError(f"this is not a state of mosaicml-streaming 0.13: it {' and '.join(said)}")
     values: dict[str, Any] = {name: state.get(name) for name in _LEAST}
     for name, value in values.items():
         if value is None and name == "initial_physical_nodes":

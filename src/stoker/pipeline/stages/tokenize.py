@@ -183,7 +183,7 @@ def _array(ids: Any, limit: int) -> Array:
     try:
         made = np.asarray(ids)
     except (TypeError, ValueError) as error:  # such as lists of different lengths
-        raise _NoIdsError(f"returned {with_article(type(ids).__name__)} that is no list of ids: {error}") from error
+        raise _NoIdsError(f"returned {with_article(type(ids).__name__)} that is not a list of ids: {error}") from error
     if not made.size and made.ndim == 1:
         return np.zeros(0, np.int64)
     if made.ndim != 1 or made.dtype.kind not in "iu":

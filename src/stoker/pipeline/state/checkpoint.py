@@ -73,8 +73,8 @@ class Checkpoint:
         """
         if not isinstance(values, Mapping) or "stoker_checkpoint" not in values:
             raise StateError(
-                f"{where} is no checkpoint of a StreamingShardLoader: give what checkpoint() returned, whole, or a folder of "
-                "checkpoint_url=; a StreamingDataset's state is for its load_state_dict()"
+                f"{where} is not a checkpoint of a StreamingShardLoader: give what checkpoint() returned, whole, or a folder "
+                "of checkpoint_url=; a StreamingDataset's state is for its load_state_dict()"
             )
         if values["stoker_checkpoint"] != _VERSION:
             raise StateError(
@@ -167,7 +167,7 @@ class CheckpointFolder:
         try:
             values = json.loads(self._store.get(_key(rank), max_bytes=_MOST_BYTES))
         except (ValueError, RecursionError) as error:
-            raise StateError(f"{where} is no checkpoint: {error}") from error
+            raise StateError(f"{where} is not a checkpoint: {error}") from error
         return Checkpoint.from_dict(values, where)
 
     def flush(self, timeout: float = 60.0) -> None:

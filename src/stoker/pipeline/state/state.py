@@ -381,7 +381,7 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
     """
     saved, ours = _read(state), sample_order.as_dict()
     if "version" not in saved:
-        raise StateError("this is no state of a StreamingDataset: it has no version")
+        raise StateError("this is not a state of a StreamingDataset: it has no version")
     if said := _beside_streams(saved["order"], ours["order"]):
         raise StateError(
             f"change_streams=True changes streams and weights, not the rest of the order: {'; '.join(said)}. Set that as it "

@@ -211,7 +211,9 @@ def prometheus_text(stats: StreamStats, labels: Mapping[str, str] | None = None)
     given = dict(labels or {})
     for name in given:
         if not name.isidentifier() or not name.isascii() or name.startswith("__") or name == "quantile":
-            raise ConfigError(f"{name!r} is no name for a label: letters, digits and underscores, and not 'quantile'")
+            raise ConfigError(
+                f"{name!r} is not a name for a label: letters, digits and underscores, and not 'quantile'"
+            )
     lines: list[str] = []
     for attribute, metric in METRICS.items():
         name, kind = metric.prometheus_name, "gauge"

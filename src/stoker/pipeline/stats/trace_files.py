@@ -239,7 +239,7 @@ def read_trace(path: Path) -> tuple[list[TracedProcess], TraceFacts]:
         raise ConfigError(f"{path} can not be read: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path} is no trace that stoker wrote ({type(error).__name__}: {error}): give files of dataset.trace() or "
+            f"{path} is not a trace that stoker wrote ({type(error).__name__}: {error}): give files of dataset.trace() or "
             "stoker profile"
         ) from None
 
