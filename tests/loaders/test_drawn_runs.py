@@ -306,6 +306,12 @@ class Run:
         return any(STEPS[step].counts for step in self.steps) or self.bad == "skip"
 
     @property
+    def leaves_out_after_batch(self) -> bool:
+        """Whether what follows the function of batches may leave out a sample, also one that came in another's place."""
+        later = self.steps[self.steps.index("batch_map") + 1 :] if "batch_map" in self.steps else []
+        return any(STEPS[step].counts or step in FAILING for step in later)
+
+    @property
     def repeats(self) -> bool:
         """Whether an epoch may have a sample more than once."""
         return "epoch_size" in self.options or any(weight for *_, weight in self.streams)
@@ -394,7 +400,7 @@ class Run:
         made = self.made(x)
         out = self.number(x) in self.quarantine
         if out or made == "replaced" or (made == "bad" and self.bad == "replace"):
-            if out and self.counts:
+            if (out and self.counts) or (made == "replaced" and self.leaves_out_after_batch):
                 return None  # another comes in its place, or none: that one is left out itself
             other = next(rows, None)
             assert other is not None, f"no other came in the place of {x}"
