@@ -28,14 +28,7 @@ from stoker.formats.common.container import (
 )
 from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.entries import FLOATS
-from stoker.formats.common.inspect_header import (
-    ByteSource,
-    ByteSourceFile,
-    HeaderFacts,
-    MappedSource,
-    check_count,
-    only_settings,
-)
+from stoker.formats.common.inspect_header import ByteSource, ByteSourceFile, HeaderFacts, MappedSource, check_count
 from stoker.formats.common.records import BytesLike
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.arrow import pyarrow
@@ -310,7 +303,6 @@ class ArrowFormat(PackedFormat):
 
         Settings: ``columns`` (names of the columns to read, default all).
         """
-        only_settings(settings, self.settings, self.name)
         layout = arrow_layout(source)
         pa, ipc, file = pyarrow(), pyarrow("ipc"), ByteSourceFile(source)
         try:

@@ -229,7 +229,7 @@ class Format(ABC):
 
         Args:
             source: the file.
-            settings: what the caller chose, by name; see :attr:`settings`.
+            settings: what the caller chose, by name; none but :attr:`settings`.
 
         Raises:
             CorruptDataError, FormatError: it is not of this format, or needs what is not supported; names it.

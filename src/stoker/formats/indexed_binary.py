@@ -24,15 +24,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.container import PackedFormat, PackedShard
 from stoker.formats.common.file_shards import SpanDetail, span_bytes
-from stoker.formats.common.inspect_header import (
-    ByteSource,
-    HeaderFacts,
-    ShardSpan,
-    check_count,
-    only_settings,
-    piece_bytes,
-    whole,
-)
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, ShardSpan, check_count, piece_bytes, whole
 from stoker.types import Array, Buffer, Column, Ids
 
 _WIDTH = 8
@@ -90,7 +82,6 @@ class IndexedBinaryFormat(PackedFormat):
 
         Settings: ``column`` (the column's name, ``"data"``).
         """
-        only_settings(settings, self.settings, self.name)
         if source.size % _WIDTH or not source.size:
             raise CorruptDataError(
                 f"{source.where} has {source.size} bytes, which are not the u64 offsets of one or more records. Was it "
@@ -309,7 +300,6 @@ class MegatronFormat(PackedFormat):
         Settings: ``unit`` (what a sample is: ``"sequence"`` or ``"document"``), ``column`` (its name, ``"tokens"``),
         ``piece_bytes`` (size of the shards, 64 MiB).
         """
-        only_settings(settings, self.settings, self.name)
         unit = settings.get("unit", "sequence")
         if unit not in _UNITS:
             raise ConfigError(f"unit={unit!r}: a sample is a {' or a '.join(_UNITS)}")

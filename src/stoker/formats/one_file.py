@@ -23,7 +23,6 @@ from stoker.formats.common.checks import (
     refuse,
     wanted_columns,
 )
-from stoker.formats.common.inspect_header import only_settings
 from stoker.formats.format import Format
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.media.source import HANDLED, MEDIA, BytesInMemory, MediaSource, StoredFile
@@ -193,6 +192,7 @@ class FileFormat(Format):
     shard = "a file, which is a sample"
     views = "bytes"
     single = True
+    settings = (MEDIA,)
 
     def inspect_names(self, keys: Sequence[str], settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """See :class:`stoker.formats.format.Format`. The first folders of images are their classes.
@@ -201,7 +201,6 @@ class FileFormat(Format):
         handles that read what a clip needs, instead of the files' bytes.
         """
         image = self.name != "files"
-        only_settings(settings, ("decode",) if image else (MEDIA,), self.name)
         kind = content_kind(self.name, decode=settings.get("decode", True))
         if (media := settings.get(MEDIA)) is not None:
             if media not in HANDLED:
@@ -253,6 +252,7 @@ class JPEGFormat(FileFormat):
     magic = (SIGNATURES["jpeg"],)
     views = ""
     extra = "images"
+    settings = ("decode",)
     suffixes = SUFFIXES["jpeg"]
 
 
@@ -264,6 +264,7 @@ class PNGFormat(FileFormat):
     magic = (SIGNATURES["png"],)
     views = ""
     extra = "images"
+    settings = ("decode",)
     suffixes = SUFFIXES["png"]
 
     def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
@@ -287,6 +288,7 @@ class ImagesFormat(FileFormat):
     shard = "a JPEG or PNG file, which is a sample; its folder is its class"
     views = ""
     extra = "images"
+    settings = ("decode",)
     suffixes = (*SUFFIXES["jpeg"], *SUFFIXES["png"])
 
 

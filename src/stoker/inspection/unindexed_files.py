@@ -17,7 +17,7 @@ from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.checks import most_unpacked
 from stoker.formats.common.compression import codec_of, parse_compression
 from stoker.formats.common.file_shards import SpanDetail, UnindexedFile
-from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, MappedSource
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, MappedSource, only_settings
 from stoker.formats.format import Format
 from stoker.formats.parquet.facts import storage_of
 from stoker.inspection.checks import Checker, CheckPlan, FileReader, Outcome, Problem, Task
@@ -56,6 +56,7 @@ class SeparateFiles:
         self._beside = listed.beside
         self._files = files
         self._settings = settings = {name: one for name, one in settings.items() if name != "on_bad_files"}
+        only_settings(settings, self.reader.settings, name)
         names = [file.key for file in self.found]
         self._single = HeaderFacts(1, self.reader.inspect_names(names, settings)) if self.reader.single else None
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from packed_cases import opened
+from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.arrays.npy import npy_header, parse_header
 from stoker.formats.base import ReadOptions
@@ -170,6 +171,6 @@ def test_several_columns_and_unknown_settings_are_refused(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="one column, not a, b"):
         writer_of("npy")({"a": "int", "b": "int"}, tmp_path)
     with pytest.raises(ConfigError, match="has no setting 'axes'"):
-        opened(saved(np.arange(3)), axes=1)
+        open_unindexed(tmp_path, "npy", options={"axes": 1})
     with pytest.raises(ConfigError, match="axis=1"):
         opened(saved(np.arange(3)), axis=1)

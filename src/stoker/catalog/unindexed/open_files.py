@@ -332,10 +332,10 @@ class _Wanted:
         on_bad_files = chosen.pop("on_bad_files", "error")
         check_argument(f"format {reader.name!r}", "on_bad_files", OnBadFiles, on_bad_files)
         skip_bad = on_bad_files == "skip"
+        only_settings(chosen, reader.settings, reader.name)
         if not reader.row_groups:
             return cls(reader, chosen, skip_bad, None, chosen)
         filters = chosen.get("filters")
-        only_settings(chosen, reader.settings, reader.name)
         check_argument(f"format {reader.name!r}", "filters", Filters | None, filters, "such as [('column', '>', 3)]")
         names = None if columns is None else tuple(columns)
         return cls(reader, chosen, skip_bad, names, {"columns": names, "predicate": Predicate.parse(filters)})

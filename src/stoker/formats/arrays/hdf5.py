@@ -42,7 +42,6 @@ from stoker.formats.common.inspect_header import (
     MappedSource,
     check_count,
     check_range,
-    only_settings,
 )
 from stoker.formats.common.records import BytesLike
 from stoker.types import Array, Buffer, Ids
@@ -403,7 +402,6 @@ class HDF5Format(ArrayFormat):
 
         Settings: ``columns`` (paths of the datasets to read, default all that can be).
         """
-        only_settings(settings, self.settings, self.name)
         datasets = _datasets(source)
         readable = {name: one for name, one in datasets.items() if not one.problem and one.shape}
         chosen = settings.get("columns") or sorted(readable)

@@ -28,7 +28,7 @@ from stoker.formats.arrays.array_shards import (
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import DECODE_ERRORS
 from stoker.formats.common.container import PackedEncoder, read_offsets
-from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, check_count, only_settings
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, check_count
 from stoker.formats.common.records import BytesLike
 from stoker.types import Array, Buffer, Ids
 
@@ -144,7 +144,6 @@ class NPYFormat(ArrayFormat):
         Settings: ``axis`` (0, -1 where samples lie along the last axis, ``None`` where a file is a sample), ``column`` (the
         column's name, ``"data"``).
         """
-        only_settings(settings, self.settings, self.name)
         last = check_axis(settings)
         dtype, shape, _, start = parse_header(source.read, source.size, source.where)
         count, row = split_shape(shape, last, source.where)

@@ -33,14 +33,7 @@ from stoker.formats.arrays.npy import npy_header, parse_header
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import DECODE_ERRORS, check_memory
 from stoker.formats.common.container import PackedEncoder, read_offsets
-from stoker.formats.common.inspect_header import (
-    ByteSource,
-    ByteSourceFile,
-    HeaderFacts,
-    MappedSource,
-    check_count,
-    only_settings,
-)
+from stoker.formats.common.inspect_header import ByteSource, ByteSourceFile, HeaderFacts, MappedSource, check_count
 from stoker.formats.common.records import BytesLike
 from stoker.types import Array, Buffer, Ids
 
@@ -274,7 +267,6 @@ class NPZFormat(ArrayFormat):
         Settings: ``axis`` (0, -1 where samples lie along the last axis, as DLIO writes them, ``None`` where a file is a
         sample), ``columns`` (names of the arrays to read, default all).
         """
-        only_settings(settings, self.settings, self.name)
         last = check_axis(settings)
         members = _members(source)
         chosen = settings.get("columns") or sorted(members)

@@ -18,7 +18,7 @@ from stoker.formats.common.container import OpenShard, read_gathered
 from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.entries import FLOATS
 from stoker.formats.common.file_shards import UnindexedFile
-from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, Partition, only_settings
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, Partition
 from stoker.formats.format import Format
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.decode import as_arrays, column_batches, decode_column, in_place
@@ -237,7 +237,6 @@ class ParquetFormat(Format):
 
         MissingPackageError if pyarrow is not installed.
         """
-        only_settings(settings, (*self.settings, "columns", "partition", "predicate"), self.name)
         columns = settings.get("columns")
         if len(self._schemas) > _MOST_SCHEMAS:
             self._schemas.clear()

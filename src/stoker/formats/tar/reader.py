@@ -28,7 +28,7 @@ from stoker.formats.common.checks import (
 )
 from stoker.formats.common.container import PackedFormat, PackedShard, fixed_kind, read_offsets
 from stoker.formats.common.gather import address_of, gather_rows
-from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, HeadView, check_count, heads_of, only_settings
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, HeadView, check_count, heads_of
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.media.columns import HANDLES, Handle
 from stoker.formats.media.source import MEDIA, SharedRanges, StoredFile
@@ -316,7 +316,6 @@ class TarFormat(PackedFormat):
         ``url`` (whether the archive's name is a column, too, ``__url__``) and ``media`` (extension to ``"video"`` or
         ``"audio"``: handles that read of the archive what a clip needs).
         """
-        only_settings(settings, self.settings, self.name)
         members = read_members(heads_of(source), source.where)
         chosen = settings.get("columns")
         given = settings.get("encodings") or {}

@@ -18,7 +18,7 @@ from stoker.display import counted, unknown_name
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
-from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, only_settings, piece_bytes
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, piece_bytes
 from stoker.formats.mds.encodings.base import UnfitValueError, describe
 from stoker.formats.mds.encodings.text import finite_float
 from stoker.formats.text.line_columns import CSVColumns
@@ -26,7 +26,6 @@ from stoker.formats.text.line_index import PIECE_BYTES, OddCells, check_newlines
 from stoker.formats.text.line_shards import KINDS, LineEncoder, LineFormat, LineShard, check_columns
 from stoker.types import Buffer
 
-SETTINGS: Final = ("columns", "header", "piece_bytes", "quote", "separator")
 _NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _LOOKED_AT: Final = 1000
 _INT: Final = re.compile(r"0|-?[1-9][0-9]*")
@@ -121,7 +120,6 @@ def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, sepa
     CorruptDataError if most of the file's first lines do not have as many values as there are columns, or a quote is wrong,
     ConfigError for settings that make no sense, or a first line that may be a sample.
     """
-    only_settings(settings, SETTINGS, name)
     separator, quote = _dialect(settings, name, separator)
     code = ord(quote) if quote else None
     chosen = settings.get("columns") or {}
@@ -330,7 +328,7 @@ class XSVFormat(LineFormat):
     quoted = True
     shards = XSVShard, CSVFileShard
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".txt", ".psv")
-    settings = SETTINGS
+    settings = ("columns", "header", "piece_bytes", "quote", "separator")
     separator: ClassVar[str] = ""
 
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:

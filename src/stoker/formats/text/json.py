@@ -13,7 +13,7 @@ from stoker.display import unknown_name
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, require
-from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, only_settings, piece_bytes
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, piece_bytes
 from stoker.formats.mds.encodings.base import UnfitValueError, describe
 from stoker.formats.mds.encodings.text import may_hold_infinity
 from stoker.formats.text.line_columns import JSONColumns
@@ -21,7 +21,6 @@ from stoker.formats.text.line_index import PIECE_BYTES, check_newlines, first_li
 from stoker.formats.text.line_shards import LineEncoder, LineFormat, LineShard, check_columns
 from stoker.types import Buffer
 
-SETTINGS: Final = ("columns", "piece_bytes")
 _KINDS: Final = ("str", "int", "float", "bool", "json")
 # The types that the parser makes, by the kinds that they fit; all fit ``json``.
 _TYPES: Final = {
@@ -218,7 +217,6 @@ def inspect_json(source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts
     CorruptDataError if most of these lines are no JSON objects, or one is other JSON, ConfigError for settings that make no
     sense.
     """
-    only_settings(settings, SETTINGS, "json")
     first = first_lines(source, None, _LOOKED_AT, least=1)
     chosen = settings.get("columns")
     if chosen is None:
@@ -319,7 +317,7 @@ class JSONFormat(LineFormat):
     describing = (".json",)
     shards = JSONShard, JSONShard
     suffixes = (".jsonl", ".ndjson", ".json")
-    settings = SETTINGS
+    settings = ("columns", "piece_bytes")
 
     inspect_header = staticmethod(inspect_json)
     agree = staticmethod(agree_on_json)

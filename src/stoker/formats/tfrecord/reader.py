@@ -18,15 +18,7 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import check_declared, check_rows, decode_fixed, decode_values, packed_as
 from stoker.formats.common.container import PackedFormat, PackedShard, fixed_kind, read_offsets
 from stoker.formats.common.gather import gather_spans
-from stoker.formats.common.inspect_header import (
-    ByteSource,
-    HeaderFacts,
-    HeadView,
-    check_count,
-    head_rows,
-    heads_of,
-    only_settings,
-)
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, HeadView, check_count, head_rows, heads_of
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.tfrecord.example import (
     BYTES,
@@ -347,7 +339,6 @@ class TFRecordFormat(PackedFormat):
         of values; by default all of the first records, and a feature that first comes later is an error), ``encodings``
         (feature of bytes to how it is decoded, such as ``{"image": "jpeg"}``).
         """
-        only_settings(settings, self.settings, self.name)
         data = heads_of(source)
         offsets = read_frames(data, None, source.where)
         count = check_count(len(offsets) - 1, source.where)
