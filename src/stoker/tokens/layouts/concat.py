@@ -57,67 +57,88 @@ def windows(
     size = settings.seq_len
     starts = documents.offsets if settings.eos_id is None else stream_starts(documents.lengths, settings)
     total = int(starts[-1])
-    end = min(skip + count * size, total)
     if skip < 0 or count < 0 or (count and skip + (count - 1) * size >= total):
         raise ConfigError(f"asked for {count} rows of {size} tokens from token {skip} on, of only {total} tokens")
-    tokens = end - skip
-    ids, labels = batch_arrays(count * size, settings)
-    _copy_stream(documents, starts, skip, ids[:tokens], settings)
+    numbers = first_document
+    if isinstance(numbers, int):
+        numbers = np.arange(numbers, numbers + len(documents), dtype=np.int64)
+    at = skip + size * np.arange(count, dtype=np.int64)
+    return _rows_at(DocumentBlock(documents, numbers, None, starts), at, settings)
+
+
+def _rows_at(block: DocumentBlock, at: Ids, settings: LMSettings) -> LMBatch:
+    """Rows that begin at some offsets in a block's stream. If it ends within the last of them, padding fills that up."""
+    size, total = settings.seq_len, int(block.starts[-1])
+    shifted, ends = settings.labels == "shifted", np.minimum(at + size, total)
+    ids, labels = batch_arrays(at.size * size, settings)
+    tokens = ids.size - (int(at[-1]) + size - int(ends[-1]) if at.size else 0)
+    made: Extents | Callable[[], Extents]
+    if settings.eos_id is None and block.order is None and bool((np.diff(at) == size).all()):
+        # The tokens lie there as they are.
+        first = int(at[0]) if at.size else 0
+        ids[:tokens] = block.documents.values[first : first + tokens]
+        low, high = np.searchsorted(block.starts, (first, first + tokens), side="right" if shifted else "left").tolist()
+        borders = block.starts[low:high] - (first + shifted)
+        made = partial(_extents, block, at, ends, size)
+    else:
+        rows, begins, lengths, targets = _spans(block, at, ends, size)
+        documents = rows if block.order is None else block.order[rows]
+        starts, ended = block.starts[rows], begins + lengths == block.starts[rows + 1]
+        lasts = (targets + lengths - 1)[ended]
+        sources = block.documents.offsets[documents] + (begins - starts)
+        if settings.eos_id is None:
+            copy_spans(block.documents.values, sources, lengths, ids, targets)
+        else:
+            copy_spans(block.documents.values, sources, lengths - ended, ids, targets)
+            ids[lasts] = settings.eos_id
+        borders = lasts if shifted else targets[begins == starts]
+        made = Extents(targets, lengths, block.numbers[documents])
     if tokens < ids.size:
         ids[tokens:] = settings.padding("a row that no tokens fill")
     if labels is not None:
-        _label_stream(documents, starts, skip, ids[:tokens], labels, settings)
-    extents = partial(_window_extents, starts, skip, end, size, first_document)
-    return make_batch(ids, labels, (count, size), settings, tokens, extents)
+        _label(block, ids, labels, ends, settings)
+        if not settings.cross_document_labels:
+            labels[borders] = settings.ignore_index
+        # Nothing follows the last token of all.
+        labels[tokens - (shifted and at.size > 0 and int(ends[-1]) == total) :] = settings.ignore_index
+    return make_batch(ids, labels, (at.size, size), settings, tokens, made)
 
 
-def _label_stream(documents: Ragged, starts: Ids, skip: int, ids: Array, labels: Array, settings: LMSettings) -> None:
-    """Labels of rows of a stream, of which ``ids`` are the tokens from ``skip`` on; the rest is padding."""
-    tokens, end = ids.size, skip + ids.size
-    if settings.labels == "shifted":
-        # From the stream, not from the ids: so the last slot has its label, too.
-        have = min(tokens, int(starts[-1]) - skip - 1)
-        _copy_stream(documents, starts, skip + 1, labels[: max(have, 0)], settings)
-        labels[max(have, 0) :] = settings.ignore_index
-        border = -1
-    else:
-        labels[:tokens] = ids
-        labels[tokens:] = settings.ignore_index
-        border = 0
-    if not settings.cross_document_labels:
-        # Documents that begin in (skip, end], or in [skip, end) where tokens are their own labels.
-        low, high = np.searchsorted(starts, (skip, end), side="left" if border == 0 else "right").tolist()
-        labels[starts[low:high] + (border - skip)] = settings.ignore_index
+def _spans(block: DocumentBlock, at: Ids, ends: Ids, size: int) -> tuple[Ids, Ids, Ids, Ids]:
+    """The documents of rows, by their places in the block's order; where each begins in its stream; its tokens; its slot."""
+    first = np.searchsorted(block.starts, at, side="right") - 1
+    counts = np.searchsorted(block.starts, ends, side="left") - first
+    upto = np.cumsum(counts)
+    rows: Ids = np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(first - (upto - counts), counts)
+    begins: Ids = np.maximum(block.starts[rows], np.repeat(at, counts))
+    lengths: Ids = np.minimum(block.starts[rows + 1], np.repeat(ends, counts)) - begins
+    targets: Ids = begins + np.repeat(np.arange(0, at.size * size, size) - at, counts)
+    if lengths.all():
+        return rows, begins, lengths, targets
+    full = lengths > 0
+    return rows[full], begins[full], lengths[full], targets[full]
 
 
-def _copy_stream(documents: Ragged, starts: Ids, skip: int, out: Array, settings: LMSettings) -> None:
-    """``out`` becomes the stream's tokens from ``skip`` on."""
-    if settings.eos_id is None:
-        out[:] = documents.values[skip : skip + out.size]
+def _extents(block: DocumentBlock, at: Ids, ends: Ids, size: int) -> Extents:
+    rows, _, lengths, targets = _spans(block, at, ends, size)
+    return Extents(targets, lengths, block.numbers[rows])
+
+
+def _label(block: DocumentBlock, ids: Array, labels: Array, ends: Ids, settings: LMSettings) -> None:
+    """Labels as if there were no borders of documents; ``ends``: where each row ends in the block's stream."""
+    if settings.labels == "unshifted":
+        labels[:] = ids
         return
-    if not out.size:
-        return
-    end = skip + out.size
-    first = int(np.searchsorted(starts, skip, side="right")) - 1
-    stop = int(np.searchsorted(starts, end, side="left"))
-    begins = np.maximum(starts[first:stop], skip)
-    ends = starts[first + 1 : stop + 1] - 1  # offsets of eos; wrong for empty documents, which are dropped next
-    full = documents.offsets[first + 1 : stop + 1] > documents.offsets[first:stop]
-    begins, ends = begins[full], ends[full]
-    sources = (documents.offsets[first:stop] - starts[first:stop])[full] + begins
-    copy_spans(documents.values, sources, np.minimum(ends, end) - begins, out, begins - skip)
-    out[ends[: ends.size - (int(ends[-1]) >= end)] - skip] = settings.eos_id
-
-
-def _window_extents(starts: Ids, skip: int, end: int, size: int, first_document: int | Ids) -> Extents:
-    """The extents of documents in rows of ``size``, which are tokens ``[skip, end)`` of a stream."""
-    rows = np.arange(skip, end, size, dtype=np.int64)
-    low, high = np.searchsorted(starts, (skip, end)).tolist()
-    # Documents' beginnings and rows', merged; an empty document begins where the next one does.
-    borders = np.union1d(rows, starts[low:high])
-    row = np.searchsorted(starts, borders, side="right") - 1
-    numbers = row + first_document if isinstance(first_document, int) else first_document[row]
-    return Extents(borders - skip, np.diff(borders, append=end), numbers)
+    labels[:-1] = ids[1:]
+    # What is behind a row: more of its last document, or the next one that is not empty.
+    last = np.minimum(np.searchsorted(block.starts, ends, side="right") - 1, len(block.documents) - 1)
+    documents = last if block.order is None else block.order[last]
+    values = block.documents.values
+    sources = block.documents.offsets[documents] + (ends - block.starts[last])
+    tokens = values[np.minimum(sources, values.size - 1)].astype(np.int64)
+    if settings.eos_id is not None:
+        tokens[block.starts[last + 1] == ends + 1] = settings.eos_id
+    labels[settings.seq_len - 1 :: settings.seq_len] = tokens
 
 
 class Joiner:
@@ -346,79 +367,25 @@ class ConcatLayout(TokenLayout):
 
     def _inside(self, block: DocumentBlock, at: Ids) -> LMBatch:
         """Rows that lie in one block, by the offsets in its stream at which they begin."""
-        settings = self.settings
-        shape = at.size, settings.seq_len
-        ids, labels = batch_arrays(shape[0] * shape[1], settings)
-        spans: Extents | Callable[[], Extents]
-        if block.whole and not int(at[0]) % shape[1]:
-            spans = self._fill_whole(block, at, ids, labels)
-        else:
-            spans = self._fill(block, at, ids, labels)
-        return make_batch(ids, labels, shape, settings, ids.size, spans)
-
-    def _fill_whole(self, block: DocumentBlock, at: Ids, ids: Array, labels: Array | None) -> Callable[[], Extents]:
-        """Fill rows that are a document each; returns what tells where they lie."""
-        size = self.settings.seq_len
+        settings, size = self.settings, self.settings.seq_len
+        if not block.whole or int(at[0]) % size:
+            return _rows_at(block, at, settings)
+        # A document is a row.
+        ids, labels = batch_arrays(at.size * size, settings)
         rows = at // size
         documents = rows if block.order is None else block.order[rows]
         ids.reshape(-1, size)[:] = block.documents.values.reshape(-1, size)[documents]
-        if labels is not None:
-            if self.settings.cross_document_labels:
-                self._label(block, ids, labels, rows + 1, at + size)
+        if labels is not None and settings.cross_document_labels:
+            _label(block, ids, labels, at + size, settings)
+        elif labels is not None:
+            # The token behind a row is of another document: there is no need to look for it.
+            if self._shifted:
+                labels[:-1] = ids[1:]
             else:
-                # The token behind a row is of another document: there is no need to look for it.
-                if self._shifted:
-                    labels[:-1] = ids[1:]
-                else:
-                    labels[:] = ids
-                labels[size - 1 if self._shifted else 0 :: size] = self.settings.ignore_index
-        return partial(_whole_rows, block.numbers, documents, size)
-
-    def _fill(self, block: DocumentBlock, at: Ids, ids: Array, labels: Array | None) -> Extents:
-        """Fill rows of any documents; returns where they lie."""
-        ends = at + self.settings.seq_len
-        # Spans of each row: indices of their documents in the block's order.
-        first = np.searchsorted(block.starts, at, side="right") - 1
-        stop = np.searchsorted(block.starts, ends, side="left")
-        counts = stop - first
-        upto = np.cumsum(counts)
-        rows: Ids = np.arange(int(upto[-1]), dtype=np.int64) + np.repeat(first - (upto - counts), counts)
-        documents = rows if block.order is None else block.order[rows]
-        starts, behind = block.starts[rows], block.starts[rows + 1]
-        begins: Ids = np.maximum(starts, np.repeat(at, counts))
-        lengths: Ids = np.minimum(behind, np.repeat(ends, counts)) - begins
-        targets: Ids = begins + np.repeat(np.arange(0, ids.size, self.settings.seq_len) - at, counts)
-        lasts = (targets + lengths - 1)[begins + lengths == behind]  # of documents that end here
-        sources = block.documents.offsets[documents] + (begins - starts)
-        if self.settings.eos_id is None:
-            copy_spans(block.documents.values, sources, lengths, ids, targets)
-        else:
-            copy_spans(block.documents.values, sources, lengths - (begins + lengths == behind), ids, targets)
-            ids[lasts] = self.settings.eos_id
-        if labels is not None:
-            self._label(block, ids, labels, stop, ends)
-            if not self.settings.cross_document_labels:
-                labels[lasts if self._shifted else targets[begins == starts]] = self.settings.ignore_index
-        return Extents(targets, lengths, block.numbers[documents])
-
-    def _label(self, block: DocumentBlock, ids: Array, labels: Array, stop: Ids, ends: Ids) -> None:
-        """Labels as if there were no borders of documents.
-
-        ``stop``: one past the index of each row's last document; ``ends``: where each row ends in the block's stream.
-        """
-        if not self._shifted:
-            labels[:] = ids
-            return
-        labels[:-1] = ids[1:]
-        # What is behind a row: more of its last document, or the next one.
-        last = np.minimum(stop - (block.starts[stop] > ends), len(block.documents) - 1)
-        documents = last if block.order is None else block.order[last]
-        sources = block.documents.offsets[documents] + (ends - block.starts[last])
-        values = block.documents.values
-        tokens = values[np.minimum(sources, values.size - 1)].astype(np.int64)
-        if self.settings.eos_id is not None:
-            tokens[block.starts[last + 1] == ends + 1] = self.settings.eos_id
-        labels[self.settings.seq_len - 1 :: self.settings.seq_len] = tokens
+                labels[:] = ids
+            labels[size - 1 if self._shifted else 0 :: size] = settings.ignore_index
+        extents = partial(_whole_rows, block.numbers, documents, size)
+        return make_batch(ids, labels, (at.size, size), settings, ids.size, extents)
 
     def _across(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
         """Rows that begin in one block and go on in others, or of which the last is not full."""
