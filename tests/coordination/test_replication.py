@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker.coordination.replication import holders
 from stoker.errors import ConfigError
+from stoker.pipeline.workers.replicas import holders
 
 SHARDS = np.arange(20_000, dtype=np.int64)
 

@@ -184,7 +184,7 @@ class Coordination:
         lanes: number of lanes; by default as many as workers, so that their writes seldom meet.
         takes_over: whether this worker, rather than any that has no more work, continues a lane whose worker (that with
             the lane's number as rank, where there are as many lanes as ranks) is lost: because it holds the lane's
-            shards, say (:func:`~stoker.coordination.replication.holders`). Asked for lost workers' lanes, often.
+            shards, say. Asked for lost workers' lanes, often.
 
     Raises:
         ConfigError: the arguments make no sense.
