@@ -110,13 +110,9 @@ def refuse_shard_files(given: Files) -> None:
 def detect(given: Files, storage_options: StorageOptions | None = None) -> Detected:
     """Detect the format of the files at a URL from their names; nothing is opened.
 
-    Args:
-        given: a directory or URL prefix, a file, a pattern, or a list of files.
-        storage_options: credentials and settings of a remote store, by obstore's names.
-
-    Raises:
-        ObjectNotFoundError: nothing is there.
-        ConfigError: files of several formats, or of none that is known; says what was found.
+    ObjectNotFoundError if nothing is there. ConfigError for files of several formats, or of none that is known; says what was
+    found. ``given``: a directory or URL prefix, a file, a pattern, or a list of files. ``storage_options``: credentials and
+    settings of a remote store, by obstore's names.
     """
     if not isinstance(given, str | os.PathLike):
         refuse_shard_files(given)
@@ -177,8 +173,7 @@ def _seen(store: Store, listing: Sequence[ObjectInfo]) -> str:
 def detect_named(text: str) -> Detected | None:
     """Detect a file's or a pattern's format by its name; ``None`` where the text is neither.
 
-    Raises:
-        ConfigError: the name tells no format.
+    ConfigError if the name tells no format.
     """
     source = source_of(text)
     if source.keys is None and source.pattern is None:
@@ -206,8 +201,7 @@ def _metadata_of(file: str) -> Detected | None:
 def detect_listed(listing: Sequence[ObjectInfo], rest: Iterable[ObjectInfo], where: str, store: Store) -> Detected:
     """Detect what a directory without an index holds, by its listing.
 
-    Args:
-        store: of the directory; a file of it is looked into where no name tells a format.
+    ``store``: of the directory; a file of it is looked into where no name tells a format.
     """
     if any(_is_whole(shard) for shard in find_shards(listing).values()):
         return Detected("shards")
@@ -333,9 +327,8 @@ def _told(counts: Counter[str]) -> str:
 def format_instead(url: str | os.PathLike[str], options: StorageOptions | None, error: ObjectNotFoundError) -> str:
     """The format of the files at a URL that has no index.
 
-    Raises:
-        ObjectNotFoundError: they are of no one format; says what is there: datasets in folders, shards without their index,
-            files that are being written, or files of several formats or of none.
+    ObjectNotFoundError if they are of no one format; says what is there: datasets in folders, shards without their index,
+    files that are being written, or files of several formats or of none.
     """
     check_exists(url)
     store = open_store(url, options if is_local(url) is None else None)

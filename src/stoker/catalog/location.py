@@ -90,8 +90,7 @@ class DatasetLocation:
     def limited(self, limit: int | None) -> DatasetLocation:
         """The same location with another ``cache_limit``.
 
-        Raises:
-            ConfigError: a limit, and no remote to fetch evicted shards from again.
+        ConfigError for a limit, and no remote to fetch evicted shards from again.
         """
         cache = self.cache
         known = None if cache.store is None else self.index.file_sizes
@@ -152,11 +151,7 @@ def locate(
     split: str | None,
     storage_options: StorageOptions | None = None,
 ) -> SourceLocation:
-    """The dataset's location.
-
-    Raises:
-        ConfigError: neither ``remote`` nor ``local``, or a ``split`` that leaves them.
-    """
+    """The dataset's location. ConfigError for neither ``remote`` nor ``local``, or a ``split`` that leaves them."""
     if remote is None and local is None:
         raise ConfigError("give remote= (a URL, a directory, a file or a pattern), local= (a directory), or both")
     if split and (os.path.isabs(split) or ".." in Path(split).parts or "\0" in split):
@@ -262,8 +257,7 @@ def open_indexed(
 def origin_of(source: str | os.PathLike[str], storage_options: StorageOptions | None) -> CacheOrigin:
     """The location of a dataset, independent of its name: the real path of a directory, or a URL and its endpoint.
 
-    Raises:
-        ConfigError: the URL or the options make no sense.
+    ConfigError if the URL or the options make no sense.
     """
     directory = is_local(source)
     if directory is not None:
@@ -379,12 +373,8 @@ def side_directories(
 ) -> tuple[Path, ...]:
     """Directories for what was found out about files, the best first.
 
-    Args:
-        cache_root: the cache's directory, where one is named.
-        beside: whether it may lie among the files, where these are local.
-
-    Raises:
-        ConfigError: the cache's directory is a dataset.
+    ConfigError if the cache's directory is a dataset. ``cache_root``: the cache's directory, where one is named. ``beside``:
+    whether it may lie among the files, where these are local.
     """
     directory = is_local(root)
     default = default_cache(root, options) if directory is None else default_cache(os.path.realpath(directory), None)

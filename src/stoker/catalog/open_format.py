@@ -34,12 +34,9 @@ def index_or_headers(store: Store, side: SideIndex | None = None) -> LoadedIndex
     """A dataset's index; where there is none, what its shards say of themselves, in the order of their names.
 
     Only headers are read, but of compressed shards all. Hashes are not computed, and shards missing at the end not noticed.
-
-    Raises:
-        ObjectNotFoundError: there is no index and there are no shards, or those that are there are unfinished output.
-        ConfigError: the shards are of several splits (:mod:`stoker.catalog.splits`).
-        CorruptDataError: a shard is torn.
-        IndexFileError: the index is not valid.
+    ObjectNotFoundError if there is no index and there are no shards, or those that are there are unfinished output.
+    ConfigError if the shards are of several splits (:mod:`stoker.catalog.splits`). CorruptDataError if a shard is torn.
+    IndexFileError if the index is not valid.
     """
     try:
         return read_index(store, side)
@@ -126,10 +123,8 @@ def open_format(
 ) -> DatasetLocation:
     """Open the dataset.
 
-    Args:
-        format: a format's name. ``None``: shards with an index.json, and where there is none, files of the format that
-            their names tell.
-        columns: all that will be read, where that decides what is fetched.
+    ``format``: a format's name. ``None``: shards with an index.json, and where there is none, files of the format that their
+    names tell. ``columns``: all that will be read, where that decides what is fetched.
     """
     name = format_name(format)
     reading: dict[str, Any] = {
@@ -232,9 +227,8 @@ def _open(
 def _check_litdata(location: DatasetLocation, block_size: int | None, *, alone: bool) -> DatasetLocation:
     """The location, if litdata's chunks have samples of this size.
 
-    Args:
-        location: what was opened; an index in the cache serves where the store can not be reached.
-        alone: whether all shards must be litdata's.
+    ``location``: what was opened; an index in the cache serves where the store can not be reached. ``alone``: whether all
+    shards must be litdata's.
     """
     for shard in location.index.distinct_shards:
         if shard.format != _CHUNKS:

@@ -69,12 +69,8 @@ def refuse_splits(keys: Iterable[str], root: str, *, folders_only: bool = False,
     Folders are splits where ``train`` is among them and another split's name, or where all folders beside each other
     have names of splits; files where their names differ in nothing else. Folders ``name=value`` tell a column instead.
 
-    Args:
-        folders_only: do not look at names of files, as of formats with a sample a file.
-        whole: how to take all of them on purpose; default: by a pattern.
-
-    Raises:
-        ConfigError: they are; names the splits, and says how to choose one.
+    ConfigError if they are; names the splits, and says how to choose one. ``folders_only``: do not look at names of files, as
+    of formats with a sample a file. ``whole``: how to take all of them on purpose; default: by a pattern.
     """
     parents: set[str] = set()
     ends: set[str] = set()
@@ -111,8 +107,7 @@ def refuse_splits(keys: Iterable[str], root: str, *, folders_only: bool = False,
 def keys_of_split(keys: Iterable[str], split: str) -> list[str]:
     """The files whose names tell that they are of a split, sorted: directly in its folder or in ``data/`` below that.
 
-    Args:
-        split: the split's name, which may begin with the folders that it lies in.
+    ``split``: the split's name, which may begin with the folders that it lies in.
     """
     above, _, word = split.rpartition("/")
     pattern, folders = _name_of(word), (above, f"{above}/data".strip("/"))
@@ -202,13 +197,9 @@ def files_of_split(
 ) -> list[str]:
     """The files of a split below a directory or URL that has no folder for it.
 
-    Args:
-        url: the directory or URL; at its root the README of a copy of a dataset of the Hub may lie.
-
-    Raises:
-        ObjectNotFoundError: there are none, or the folder is there; says what is there.
-        ConfigError: the README has several configs, and the split is of none; names them.
-        MissingPackageError: the README tells the files, and PyYAML, which reads it, is not installed.
+    ObjectNotFoundError if there are none, or the folder is there; says what is there. ConfigError if the README has several
+    configs, and the split is of none; names them. MissingPackageError if the README tells the files, and PyYAML, which reads
+    it, is not installed. ``url``: the directory or URL; at its root the README of a copy of a dataset of the Hub may lie.
     """
     if is_pattern(url):
         raise ObjectNotFoundError(f"{error}. A pattern names files itself: leave split= out", url=error.url) from error
@@ -240,8 +231,7 @@ def files_of_split(
 def chosen_by_readme(url: str, store: Store) -> frozenset[str] | None:
     """The data files of the only split of a dataset of the Hub, where its README tells; ``None`` where it does not.
 
-    Raises:
-        ConfigError: there are several configs or splits; names them.
+    ConfigError if there are several configs or splits; names them.
     """
     if not is_hub(url):
         return None

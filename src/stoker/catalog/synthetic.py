@@ -34,9 +34,8 @@ class _NoFiles(DiskCache):
 def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) -> DatasetLocation:  # noqa: B008 - frozen
     """Describe samples that are made when they are read.
 
-    Args:
-        **options: ``samples`` (how many), ``columns``, ``seed`` (0) and ``distinct`` (true), for which see
-            :func:`~stoker.formats.synthetic.synthetic_spec`, and ``shard_samples`` (default: 64 MiB's worth).
+    ``**options``: ``samples`` (how many), ``columns``, ``seed`` (0) and ``distinct`` (true), for which see
+    :func:`~stoker.formats.synthetic.synthetic_spec`, and ``shard_samples`` (default: 64 MiB's worth).
     """
     only_settings(options, SETTINGS, MADE)
     spec = synthetic_spec(options.get("columns"), options.get("seed", 0), options.get("distinct", True))

@@ -56,10 +56,9 @@ class CommandParser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Returns:
-        The exit code: 0; 1 where stoker raised an error, which is told on stderr; 130 after Ctrl-C; 143 where a
-        benchmark got SIGTERM; or what the command says, such as 3 where ``stoker verify`` found problems. Arguments that
-        can not be read end the process with 2, as ``argparse`` does it.
+    Gives the exit code: 0; 1 where stoker raised an error, which is told on stderr; 130 after Ctrl-C; 143 where a benchmark
+    got SIGTERM; or what the command says, such as 3 where ``stoker verify`` found problems. Arguments that can not be read
+    end the process with 2, as ``argparse`` does it.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = CommandParser(
@@ -75,9 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def find_command(name: str) -> Any:
     """The module of a command; ``None`` where no package has one of this name.
 
-    Raises:
-        MissingPackageError: it is of stoker-bench, which is not installed.
-        ConfigError: another package's can not be imported.
+    MissingPackageError if it is of stoker-bench, which is not installed. ConfigError if another package's can not be
+    imported.
     """
     if name in COMMANDS:
         return importlib.import_module(f"stoker.cli.{name}")

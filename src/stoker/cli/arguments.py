@@ -110,9 +110,8 @@ def named_json(text: str) -> tuple[str, Any]:
 def with_options(message: str, parser: argparse.ArgumentParser, others: Mapping[str, str]) -> str:
     """An error's message, with the command's options for the arguments of Python's that it names.
 
-    Args:
-        others: options of arguments whose names differ: the argument, or it with its value (``"strict=False"``), to what
-            to write instead; nothing where the command's option of that name means something else.
+    ``others``: options of arguments whose names differ: the argument, or it with its value (``"strict=False"``), to what to
+    write instead; nothing where the command's option of that name means something else.
     """
     known: dict[str, argparse.Action] = {}
     for action in parser._actions:

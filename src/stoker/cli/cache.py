@@ -45,12 +45,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """List or prune.
-
-    Raises:
-        CacheError: a directory is not there.
-        ConfigError: nothing says what to remove.
-    """
+    """List or prune. CacheError if a directory is not there. ConfigError if nothing says what to remove."""
     from stoker.display import bytes_text, counted
     from stoker.inspection.caches import list_caches, prune_caches
 

@@ -105,8 +105,7 @@ def _plain(text: str) -> str:
 def half_blocks(image: Any, width: int) -> Text:
     """A picture as text: two pixels a character, the upper half-block's colour and the background's.
 
-    Args:
-        image: a ``PIL.Image``.
+    ``image``: a ``PIL.Image``.
     """
     from rich.text import Text
 

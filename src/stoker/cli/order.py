@@ -88,11 +88,7 @@ class OpenedRun:
 
 
 def open_location(args: RunArgs) -> tuple[str, DatasetLocation]:
-    """URL of the dataset, and the dataset, whose cache is never looked at.
-
-    Raises:
-        StokerError: there is none.
-    """
+    """URL of the dataset, and the dataset, whose cache is never looked at. StokerError if there is none."""
     url = join_url(args.url or "", *([args.split] if args.split else []))
     store = open_store(url)
     try:
@@ -102,11 +98,7 @@ def open_location(args: RunArgs) -> tuple[str, DatasetLocation]:
 
 
 def open_run(args: RunArgs) -> OpenedRun:
-    """Read the index and set up the order.
-
-    Raises:
-        StokerError: there is no index, or the arguments do not go together.
-    """
+    """Read the index and set up the order. StokerError if there is no index, or the arguments do not go together."""
     url, location = open_location(args)
     index = location.index
 
@@ -260,8 +252,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> None:
     """Print the samples of a step: each with ``--samples``, else how many there are of each shard.
 
-    Raises:
-        StokerError: there is no such dataset, step or rank, or the arguments do not go together.
+    StokerError if there is no such dataset, step or rank, or the arguments do not go together.
     """
     if chosen.step is None:
         raise ConfigError("--step N says which step: add it. Of a whole epoch, stoker simulate tells what nodes fetch")

@@ -82,11 +82,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Read, and show.
-
-    Raises:
-        StokerError: it can not be read, or nothing was read.
-    """
+    """Read, and show. StokerError if it can not be read, or nothing was read."""
     from stoker.pipeline.stats.trace import Trace, profile_traces
 
     if chosen.traces:

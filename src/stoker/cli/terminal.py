@@ -78,8 +78,7 @@ def escaped_output() -> Iterator[None]:
 def make_console(*, stderr: bool = False, wide: bool = False) -> Console:
     """A console whose text is escaped, and whose styles are not.
 
-    Args:
-        wide: where it is no terminal, programs read it, and lines are not broken.
+    ``wide``: where it is no terminal, programs read it, and lines are not broken.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -101,9 +100,8 @@ def make_table(
 ) -> Table:
     """An empty table for :func:`make_console`.
 
-    Args:
-        left: headings of columns that are aligned to the left; the others are to the right.
-        fold: break long cells, instead of letting the table grow wider.
+    ``left``: headings of columns that are aligned to the left; the others are to the right. ``fold``: break long cells,
+    instead of letting the table grow wider.
     """
     from rich.table import Table
 

@@ -183,8 +183,7 @@ def put_note(job: ConversionJob, number: int, note: Mapping[str, Any]) -> None:
 def unfinished(destination: str, options: StorageOptions | None) -> bool:
     """Whether an unfinished or finished conversion is stored at a destination.
 
-    Raises:
-        ConfigError: other files are stored there.
+    ConfigError if other files are stored there.
     """
     store = open_root(destination, options)
     if store.exists(_RECORD):

@@ -72,11 +72,8 @@ class LanceFacts:
 class LanceConnection(ProcessLocal):
     """An open version of a table. Thread-safe.
 
-    Args:
-        url: path or URL of the table.
-        version: number or tag; ``None`` for the latest.
-        options: settings of the store, as text.
-        mark: of the version that is meant; empty to take what is there.
+    ``url``: path or URL of the table. ``version``: number or tag; ``None`` for the latest. ``options``: settings of the
+    store, as text. ``mark``: of the version that is meant; empty to take what is there.
     """
 
     def __init__(self, url: str, version: int | str | None, options: Mapping[str, str], mark: str = "") -> None:

@@ -53,11 +53,9 @@ class _Kind:
 def synthetic_spec(columns: Any, seed: Any, distinct: Any) -> Mapping[str, Any]:
     """The spec that synthetic shards share. ConfigError if these make no sense.
 
-    Args:
-        columns: column name to what it holds: a dtype (``float32``), ``ndarray:DTYPE:d0,d1``, ``bytes:N`` (N of them),
-            ``label:K`` (whole numbers below K), or ``number`` (the sample's own).
-        seed: a whole number that is not negative.
-        distinct: whether samples differ.
+    ``columns``: column name to what it holds: a dtype (``float32``), ``ndarray:DTYPE:d0,d1``, ``bytes:N`` (N of them),
+    ``label:K`` (whole numbers below K), or ``number`` (the sample's own). ``seed``: a whole number that is not negative.
+    ``distinct``: whether samples differ.
     """
     if not isinstance(columns, Mapping) or not columns:
         raise ConfigError(

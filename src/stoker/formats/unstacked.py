@@ -29,11 +29,9 @@ _DTYPES: Final = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.d
 class Unstacked(list[Any]):
     """Values of a column that are no array together; those of one batch may be. No user sees it.
 
-    Args:
-        values: the values: arrays, NumPy's numbers and anything else; or with ``dtype`` Python's numbers and ``None``.
-        dtype: of numbers, which are Python's own in a list.
-        own_numbers: whether NumPy's numbers become Python's own in a list.
-        made: whether functions have made the values: Python's numbers of one type become an array.
+    ``values``: the values: arrays, NumPy's numbers and anything else; or with ``dtype`` Python's numbers and ``None``.
+    ``dtype``: of numbers, which are Python's own in a list. ``own_numbers``: whether NumPy's numbers become Python's own in a
+    list. ``made``: whether functions have made the values: Python's numbers of one type become an array.
 
     >>> ragged = Unstacked([np.zeros(2), np.ones(2), np.zeros(3)])
     >>> ragged.column(0, 2).shape, type(ragged.column())

@@ -44,8 +44,7 @@ def verify_cache(
 ) -> VerifyReport:
     """Check what a cache holds; what it does not hold is no problem.
 
-    Raises:
-        ConfigError: the cache is the dataset itself, or not there.
+    ConfigError if the cache is the dataset itself, or not there.
     """
     root = Path(os.path.expanduser(local)).absolute()
     if not root.is_dir():
@@ -152,11 +151,8 @@ def fetch_again(
 ) -> tuple[bool, str]:
     """Fetch what a cache holds of some shards anew. The old files come back where that fails or helps nothing.
 
-    Args:
-        is_whole: checks what the cache now holds of them; what is still wrong.
-
-    Returns:
-        Whether they are whole now, and a sentence about it.
+    ``is_whole``: checks what the cache now holds of them; what is still wrong. Gives whether they are whole now, and a
+    sentence about it.
     """
     info = shards[0]
     private = cache.root / PRIVATE

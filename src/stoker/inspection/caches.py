@@ -88,8 +88,7 @@ class _File:
 def list_caches(directories: Sequence[str | os.PathLike[str]] = ()) -> list[CacheFacts]:
     """The caches in the default directory, or in the directories given: each a cache, or a directory of caches.
 
-    Raises:
-        CacheError: a directory is not there.
+    CacheError if a directory is not there.
     """
     return [_facts(root) for root in _roots(directories)]
 

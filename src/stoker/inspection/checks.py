@@ -31,8 +31,7 @@ from stoker.types import Buffer, Ids
 class FileReader:
     """Whole files of one store, one at a time in each thread. They take disk space of ``scratch``, and no memory.
 
-    Args:
-        scratch: a directory for files of remote stores. Each is unlinked as soon as it is mapped.
+    ``scratch``: a directory for files of remote stores. Each is unlinked as soon as it is mapped.
     """
 
     def __init__(self, store: Store, scratch: Path) -> None:
@@ -53,11 +52,7 @@ class FileReader:
     def window(self, key: str, start: int, end: int, *, version: str = "") -> Buffer:
         """Bytes ``[start, end)`` of a file; of a local one ``start`` is a multiple of :data:`mmap.ALLOCATIONGRANULARITY`.
 
-        Args:
-            version: of the file, if another is an error.
-
-        Raises:
-            StorageError, OSError, ValueError: they can not be read.
+        StorageError, OSError, ValueError if they can not be read. ``version``: of the file, if another is an error.
         """
         if start == end:
             return b""
@@ -201,12 +196,8 @@ def bad_samples(
 ) -> Iterator[tuple[int, str | None, str]]:
     """Row, column and message of each value that does not decode; no column where none of the sample's does.
 
-    Args:
-        size: bytes of the shard, which tell how many rows are decoded at once.
-        stopped: whether to give up, asked between pieces.
-
-    Raises:
-        MissingPackageError: a decoder is not installed.
+    MissingPackageError if a decoder is not installed. ``size``: bytes of the shard, which tell how many rows are decoded at
+    once. ``stopped``: whether to give up, asked between pieces.
     """
     count = reader.samples
     step = min(_MOST_ROWS, max(1, _CHUNK_BYTES * count // max(size, 1)))
@@ -319,9 +310,8 @@ class CheckPlan:
 class Checker:
     """Checks shards as deep as asked.
 
-    Args:
-        allow_unsafe_types: decode columns whose decoding can run code from the data.
-        memory: bytes that decompressed shards may take together; a larger one is alone.
+    ``allow_unsafe_types``: decode columns whose decoding can run code from the data. ``memory``: bytes that decompressed
+    shards may take together; a larger one is alone.
     """
 
     def __init__(self, files: FileReader, level: Level, *, allow_unsafe_types: bool, memory: int) -> None:
@@ -407,12 +397,8 @@ class Checker:
     ) -> None:
         """Check what is in a shard's raw files: structure, checksums, and every sample if asked.
 
-        Args:
-            first: number of its first sample in the dataset.
-            before: samples of the same file that come before the shard; rows are told as the file's.
-
-        Raises:
-            MissingPackageError: what decodes its samples is not installed.
+        MissingPackageError if what decodes its samples is not installed. ``first``: number of its first sample in the
+        dataset. ``before``: samples of the same file that come before the shard; rows are told as the file's.
         """
         where = self.files.store.url_of(key)
 

@@ -33,12 +33,8 @@ _TOGETHER: Final = 16 << 20
 class SeparateFiles:
     """Files of one format.
 
-    Args:
-        settings: what the format's ``inspect_header`` understands.
-
-    Raises:
-        ConfigError: files of this format are not read without an index.
-        ObjectNotFoundError: there are none.
+    ConfigError if files of this format are not read without an index. ObjectNotFoundError if there are none. ``settings``:
+    what the format's ``inspect_header`` understands.
 
     Attributes:
         reader: the format.
@@ -91,11 +87,7 @@ class SeparateFiles:
         return UnindexedFile(file, facts.samples, facts.spec, span_array(facts), beside, unpacked)
 
     def shards(self, one: UnindexedFile, data: Sequence[Buffer]) -> Iterator[tuple[ShardInfo, list[Buffer]]]:
-        """A file's shards, each with the bytes to open.
-
-        Raises:
-            CorruptDataError: the data ends before the last shard does.
-        """
+        """A file's shards, each with the bytes to open. CorruptDataError if the data ends before the last shard does."""
         if (codec := self._codec(one.file)) is not None:
             data = [self._unpack(codec, one.key, data[0])]
         for info in self.describe(one):
@@ -105,8 +97,7 @@ class SeparateFiles:
     def row_groups(self, one: UnindexedFile) -> Iterator[tuple[tuple[int, int], list[ShardInfo]]]:
         """Row groups that follow each other, with the window of the file that they lie in: one, or some of a remote file.
 
-        Raises:
-            CorruptDataError: row groups contradict each other.
+        CorruptDataError if row groups contradict each other.
         """
         together: list[ShardInfo] = []
         start = end = 0
@@ -124,8 +115,7 @@ class SeparateFiles:
     def fetch_shards(self, one: UnindexedFile) -> Iterator[tuple[ShardInfo, list[Buffer]]]:
         """A file's shards, each with the bytes to open, of which no more are read than it has.
 
-        Raises:
-            StokerError: they can not be read.
+        StokerError if they can not be read.
         """
         if self._codec(one.file) is not None or (self.local and not self.reader.row_groups):
             yield from self.shards(one, [self._files.read(file.key) for file in one.files])
@@ -141,8 +131,7 @@ class SeparateFiles:
     def describe(self, one: UnindexedFile, *, in_place: bool = True) -> Iterator[ShardInfo]:
         """The shards of a file, as they are mapped where it lies, or as they are fetched.
 
-        Raises:
-            CorruptDataError: the data ends before the last shard does, or shards contradict each other.
+        CorruptDataError if the data ends before the last shard does, or shards contradict each other.
         """
         return self.reader.describe_shards([one] if one.samples else [], one.spec, in_place=in_place)
 
@@ -167,8 +156,7 @@ def disagreements(
 ) -> Iterator[tuple[str, str]]:
     """Key and message of each file whose columns do not go with those of the files before it.
 
-    Args:
-        specs: key of each file that has samples, and what it says of its columns.
+    ``specs``: key of each file that has samples, and what it says of its columns.
     """
     first, agreed = "", None
     for key, spec in specs:
@@ -184,11 +172,7 @@ def disagreements(
 def inspect_unindexed(
     source: FilesLocation, files: FileReader, name: str, settings: Mapping[str, Any], samples: int, *, count: bool
 ) -> DatasetFacts:
-    """Look at files of one format; see :func:`stoker.inspection.inspect`.
-
-    Raises:
-        FormatError: no file can be read.
-    """
+    """Look at files of one format; see :func:`stoker.inspection.inspect`. FormatError if no file can be read."""
     of = SeparateFiles(source, files, name, settings)
     notes: list[str] = []
     looked = of.found if count or not of.whole else of.found[:1]
@@ -256,12 +240,8 @@ def _preview(
 def plan_unindexed(checker: Checker, source: FilesLocation, name: str, settings: Mapping[str, Any]) -> CheckPlan:
     """List the checks. A header is read when its file's turn comes.
 
-    Args:
-        settings: what the format's ``inspect_header`` understands.
-
-    Raises:
-        ConfigError: files of this format are not read without an index.
-        ObjectNotFoundError: there are none.
+    ConfigError if files of this format are not read without an index. ObjectNotFoundError if there are none. ``settings``:
+    what the format's ``inspect_header`` understands.
     """
     files = SeparateFiles(source, checker.files, name, settings)
     plan = CheckPlan(name, [])

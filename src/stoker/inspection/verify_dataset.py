@@ -377,11 +377,7 @@ def _is_ours(key: str, known: Iterable[str]) -> bool:
 def rebuild(store: Store, options: StorageOptions | None) -> tuple[str, ...]:
     """Rebuild a dataset's index from its shards. An existing index is renamed and stays next to the new one.
 
-    Returns:
-        What was done.
-
-    Raises:
-        StokerError: it can not be made; then all is as before.
+    StokerError if it can not be made; then all is as before. Gives what was done.
     """
     old: bytes | None = None
     aside = ""

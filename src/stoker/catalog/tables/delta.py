@@ -43,14 +43,9 @@ _VALUES, _NULLS = 2, 7
 def delta_snapshot(url: str, options: Mapping[str, Any], storage_options: StorageOptions | None) -> TableSnapshot:
     """The files of a version of a table.
 
-    Args:
-        options: ``version``, a number; without it the latest.
-
-    Raises:
-        ConfigError: the table deletes rows by deletion vectors, or has other features with which its files alone do not tell
-            the rows; says what to do.
-        ObjectNotFoundError: there is no such table or version, or it has no files.
-        MissingPackageError: ``deltalake`` is not installed.
+    ConfigError if the table deletes rows by deletion vectors, or has other features with which its files alone do not tell
+    the rows; says what to do. ObjectNotFoundError if there is no such table or version, or it has no files.
+    MissingPackageError if ``deltalake`` is not installed. ``options``: ``version``, a number; without it the latest.
     """
     deltalake = import_option("deltalake", "tables of Delta Lake need the package deltalake", "stoker[delta]")
     version = options.get("version")

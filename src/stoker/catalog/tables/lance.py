@@ -109,9 +109,7 @@ def find_lance(
 ) -> LanceTable:
     """The version of a table that options name.
 
-    Raises:
-        ConfigError: the options make no sense.
-        ObjectNotFoundError: there is no such table or version.
+    ConfigError if the options make no sense. ObjectNotFoundError if there is no such table or version.
     """
     only_settings(options or {}, SETTINGS, NAME)
     version = (options or {}).get("version")

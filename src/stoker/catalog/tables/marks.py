@@ -101,9 +101,7 @@ def refuse_inside(root: str, open_root: Callable[[str], Store]) -> None:
     """Refuse to read files in a folder of a table, such as one of its partitions.
 
     Local folders are looked at up to the file system's root; of remote ones, those above ``name=value`` and ``data``.
-
-    Raises:
-        ConfigError: the folder is a table's; says how to open the table.
+    ConfigError if the folder is a table's; says how to open the table.
     """
     directory = is_local(root)
     for folder in directory.parents if directory is not None else ():

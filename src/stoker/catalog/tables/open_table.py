@@ -90,12 +90,8 @@ def find_version(
 ) -> tuple[TableSnapshot, dict[str, Any]]:
     """The files of a version of a table, and the settings of Parquet with which they are read.
 
-    Args:
-        name: ``delta`` or ``iceberg``.
-
-    Raises:
-        ConfigError: the arguments make no sense, or the files alone do not tell the table's rows.
-        ObjectNotFoundError: there is no such table or version.
+    ConfigError if the arguments make no sense, or the files alone do not tell the table's rows. ObjectNotFoundError if there
+    is no such table or version. ``name``: ``delta`` or ``iceberg``.
     """
     if not isinstance(given, str | os.PathLike):
         raise ConfigError(

@@ -61,10 +61,8 @@ def parse_facts(data: bytes) -> dict[str, UnindexedFile]:
 def taking_turns(directories: Sequence[Path], url: str, name: str) -> Iterator[bool]:
     """Let one process of this machine at a time find out what files hold: the next ones take it from the side file.
 
-    After five minutes, and where no directory can be written to, they do not wait: that costs requests, no more.
-
-    Yields:
-        Whether another process had its turn meanwhile, or may have.
+    After five minutes, and where no directory can be written to, they do not wait: that costs requests, no more. Yields
+    whether another process had its turn meanwhile, or may have.
     """
     descriptor = None
     for directory in directories:

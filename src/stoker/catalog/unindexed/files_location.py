@@ -54,12 +54,9 @@ class FilesLocation:
 def source_of(given: Files) -> FilesLocation:
     """Parse the location that the caller gives.
 
-    Args:
-        given: a directory or URL prefix; a file; a pattern with ``*`` (within a name), ``**`` (any directories), ``?``,
-            ``[...]``, ``{000..127}`` and ``{a,b}``; or a list of files, all local or all of one bucket.
-
-    Raises:
-        ConfigError: an empty list, a file that comes twice, files of several buckets, too many names.
+    ConfigError for an empty list, a file that comes twice, files of several buckets, too many names. ``given``: a directory
+    or URL prefix; a file; a pattern with ``*`` (within a name), ``**`` (any directories), ``?``, ``[...]``, ``{000..127}``
+    and ``{a,b}``; or a list of files, all local or all of one bucket.
     """
     if isinstance(given, str | os.PathLike):
         return _one(os.fspath(given))
@@ -97,10 +94,8 @@ def files_location(
 ) -> tuple[FilesLocation, str | None]:
     """The files, and the cache's directory where one is named.
 
-    Args:
-        remote: a directory or URL prefix, a file, a pattern, or a list of files; or what was made of these.
-        local: the directory of the cache; without ``remote`` that of the files.
-        split: a sub-directory of both.
+    ``remote``: a directory or URL prefix, a file, a pattern, or a list of files; or what was made of these. ``local``: the
+    directory of the cache; without ``remote`` that of the files. ``split``: a sub-directory of both.
     """
     given = local if remote is None else remote
     if given is None:
@@ -159,8 +154,7 @@ def dataset_url(url: str | os.PathLike[str]) -> str:
 def expand_braces(text: str) -> list[str]:
     """All that ``{000..127}`` (numbers, of as many digits as the first) and ``{a,b}`` stand for, as in a shell.
 
-    Raises:
-        ConfigError: these are more than a million names.
+    ConfigError if these are more than a million names.
 
     >>> expand_braces("train-{08..10}.{tar,idx}")[:3]
     ['train-08.tar', 'train-08.idx', 'train-09.tar']
@@ -194,8 +188,7 @@ def expand_braces(text: str) -> list[str]:
 def matching(pattern: str, keys: Sequence[str]) -> list[str]:
     """The keys that a pattern means, sorted; that of a folder means all that is in it.
 
-    Args:
-        pattern: as :func:`source_of` has them, relative to what the keys are relative to.
+    ``pattern``: as :func:`source_of` has them, relative to what the keys are relative to.
     """
     pattern = pattern.removeprefix("./").strip("/")
     if not _WILD.search(pattern):
@@ -207,8 +200,7 @@ def matching(pattern: str, keys: Sequence[str]) -> list[str]:
 def check_exists(given: str | os.PathLike[str]) -> None:
     """Check that a local path, which is no pattern, exists.
 
-    Raises:
-        ObjectNotFoundError: it does not; names files next to it of similar names.
+    ObjectNotFoundError if it does not; names files next to it of similar names.
     """
     path = is_local(given)
     if path is None:

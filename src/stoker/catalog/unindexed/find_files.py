@@ -53,11 +53,7 @@ class SourceFiles:
     beside: Mapping[str, tuple[ObjectInfo, ...]]
 
     def sized(self) -> SourceFiles:
-        """The same with the sizes of files that were named and not listed.
-
-        Raises:
-            ObjectNotFoundError: one does not exist.
-        """
+        """The same with the sizes of files that were named and not listed. ObjectNotFoundError if one does not exist."""
         unknown = [
             one for one in (*self.files, *(one for more in self.beside.values() for one in more)) if one.size < 0
         ]
@@ -77,8 +73,7 @@ def as_file(source: FilesLocation, open_root: Callable[[str], Store], reader: Fo
     """The location of a single file, where a URL names one: only the store tells it from a directory of that name, or a
     pattern from a name of the same characters.
 
-    Raises:
-        StorageError: the store does not answer.
+    StorageError if the store does not answer.
     """
     if source.pattern is not None and is_local(source.root) is None:
         return as_named(source, (item.key for item in open_root(source.root).list())) or source
@@ -102,14 +97,9 @@ def find_files(
     are an ``index.json`` at the root, and files of a writer that is not done (:mod:`stoker.storage.unfinished`). In
     directories that ``datasets`` saved, only the files that their ``state.json`` lists count.
 
-    Args:
-        listing: all files below the root, where they are listed already.
-
-    Raises:
-        ObjectNotFoundError: there are none; says what is there.
-        IndexFileError: a file's name leaves the root.
-        ConfigError: a directory holds several splits (:mod:`stoker.catalog.splits`); says how to choose one. Or files are
-            shards that only their index tells how to read.
+    ObjectNotFoundError if there are none; says what is there. IndexFileError if a file's name leaves the root. ConfigError if
+    a directory holds several splits (:mod:`stoker.catalog.splits`); says how to choose one. Or files are shards that only
+    their index tells how to read. ``listing``: all files below the root, where they are listed already.
     """
     store, suffixes = open_root(source.root), reader.file_suffixes
     if source.keys is not None:
@@ -253,9 +243,7 @@ def read_listed(store: Store, read: Callable[[], _T]) -> _T:
     """Read a file that was just listed, by ``read``.
 
     One that an object store does not find is asked for again for some seconds: a listing may be ahead of what can be read.
-
-    Raises:
-        ObjectNotFoundError: it is still not there.
+    ObjectNotFoundError if it is still not there.
     """
     for delay in () if is_local(store.url) is not None else _LISTED_DELAYS:
         try:

@@ -19,11 +19,7 @@ _MOST: Final = 64 << 20
 
 
 def refuse_dict(store: Store, key: str = DICT_NAME) -> None:
-    """Refuse the directory of a ``DatasetDict`` of several splits.
-
-    Args:
-        key: its ``dataset_dict.json``.
-    """
+    """Refuse the directory of a ``DatasetDict`` of several splits. ``key``: its ``dataset_dict.json``."""
     splits = _json(store, key).get("splits")
     if not isinstance(splits, list) or not all(isinstance(name, str) for name in splits):
         raise CorruptDataError(f"{store.url_of(key)}: its splits are not a list of names")
@@ -42,9 +38,8 @@ def refuse_dict(store: Store, key: str = DICT_NAME) -> None:
 def state_files(store: Store, key: str = STATE_NAME) -> list[str] | None:
     """Names of the data files that a saved dataset's ``state.json`` lists, in its order; ``None`` if it is another's.
 
-    Raises:
-        ConfigError: it was saved with a selection of rows (by ``datasets`` below 2.0), which is not read.
-        CorruptDataError: it is not valid.
+    ConfigError if it was saved with a selection of rows (by ``datasets`` below 2.0), which is not read. CorruptDataError if
+    it is not valid.
     """
     state = _json(store, key)
     files = state.get("_data_files")
@@ -65,12 +60,8 @@ def state_files(store: Store, key: str = STATE_NAME) -> list[str] | None:
 def saved_files(files: Sequence[ObjectInfo], others: Iterable[str], store: Store) -> list[ObjectInfo]:
     """Files of a listing without those that ``datasets`` put beside the data: results of ``map`` and ``filter``.
 
-    Returns:
-        Of directories with a ``state.json``, the files that it lists; of others, all. The order is kept.
-
-    Raises:
-        ConfigError: it is a ``DatasetDict`` of several splits.
-        ObjectNotFoundError: a file that is listed is missing.
+    ConfigError if it is a ``DatasetDict`` of several splits. ObjectNotFoundError if a file that is listed is missing. Gives,
+    of directories with a ``state.json``, the files that it lists; of others, all. The order is kept.
     """
     others = list(others)
     for key in others:

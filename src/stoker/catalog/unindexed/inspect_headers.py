@@ -73,8 +73,7 @@ class HeaderWalk:
 class WalkedSource:
     """A file of a store that is read from its begin to its end with long steps.
 
-    Raises:
-        ShortStepsError: by :meth:`read`, once steps were short.
+    ShortStepsError by :meth:`read`, once steps were short.
     """
 
     def __init__(self, walk: HeaderWalk, read: Callable[[int, int], bytes], size: int, where: str) -> None:
@@ -128,9 +127,8 @@ class BadFile:
 class HeaderReader:
     """Reads headers of the files of one dataset.
 
-    Args:
-        partitions: what the folders of each file tell, by its key.
-        fetched: maps files where all of a file is read; ``None`` to read no more of a file than its header.
+    ``partitions``: what the folders of each file tell, by its key. ``fetched``: maps files where all of a file is read;
+    ``None`` to read no more of a file than its header.
     """
 
     def __init__(
@@ -306,8 +304,7 @@ class FetchedFiles:
     def let_go(self, file: ObjectInfo, unpacked: int | None = None) -> None:
         """Remove a file that was fetched here from the cache, if there is no room for it.
 
-        Args:
-            unpacked: of a compressed one, bytes of what came out of it.
+        ``unpacked``: of a compressed one, bytes of what came out of it.
         """
         if self._left is None or file.key not in self._fresh:
             return
@@ -324,8 +321,7 @@ class FetchedFiles:
 class StoreSource:
     """A file of a store, of which a few blocks are kept: headers are read in small pieces that lie close.
 
-    Args:
-        read: gives bytes ``[start, end)`` of it, where it is open already.
+    ``read``: gives bytes ``[start, end)`` of it, where it is open already.
     """
 
     def __init__(

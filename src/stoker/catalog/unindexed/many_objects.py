@@ -72,9 +72,8 @@ class ObjectShards(SampleFiles):
     def pack(texts: Sequence[bytes], sizes: Sequence[Ids]) -> list[bytes | memoryview]:
         """The bytes that the memory holds, in parts.
 
-        Args:
-            texts: key and version of each object, both ended by a zero byte, in any number of pieces of whole objects.
-            sizes: bytes of each object, in the same pieces.
+        ``texts``: key and version of each object, both ended by a zero byte, in any number of pieces of whole objects.
+        ``sizes``: bytes of each object, in the same pieces.
         """
         ends, begin = [], 0
         for piece in texts:

@@ -67,10 +67,7 @@ OnBadFiles: TypeAlias = Literal["error", "skip"]
 def partitions_of(keys: Sequence[str], where: str) -> dict[str, Partition]:
     """Names and values that folders of the form ``name=value`` tell, by each file's key.
 
-    Values are integers where all of a name are, else text.
-
-    Raises:
-        IndexFileError: files are partitioned by different names.
+    Values are integers where all of a name are, else text. IndexFileError if files are partitioned by different names.
     """
     raw: list[dict[str, str | None]] = []
     for key in keys:
@@ -106,12 +103,7 @@ def _is_integer(value: str | None) -> bool:
 
 
 def unindexed_format(name: str) -> Format:
-    """The format of this name.
-
-    Raises:
-        FormatError: there is none.
-        ConfigError: its files are not read without an index.
-    """
+    """The format of this name. FormatError if there is none. ConfigError if its files are not read without an index."""
     if name in TABLE_FORMATS:
         raise ConfigError(
             f"format={name!r}: tables are read by StreamingDataset, convert and inspect alone, and those of Parquet files by "
@@ -390,8 +382,7 @@ def _find(
 ) -> SourceFiles:
     """The files; where the store can not be reached those of the last start, if they are known.
 
-    Args:
-        listing: what the store has already listed, or the error that it met instead.
+    ``listing``: what the store has already listed, or the error that it met instead.
     """
     try:
         if isinstance(listing, StorageTimeoutError):
@@ -408,9 +399,8 @@ def _find(
 def _packed_files(reader: Format, found: SourceFiles, settings: CacheSettings) -> list[ObjectInfo]:
     """The files that are compressed.
 
-    Raises:
-        ConfigError: one lies beside the same file without compression, so that its samples would come twice, or they would
-            have to be kept in memory.
+    ConfigError if one lies beside the same file without compression, so that its samples would come twice, or they would have
+    to be kept in memory.
     """
     packed = [file for file in found.files if codec_of(file.key) is not None] if reader.packed else []
     keys = {file.key for file in found.files} if packed else set()

@@ -91,13 +91,8 @@ def plain_files(
 ) -> PlainFiles | None:
     """All files of a format below a directory of this machine; ``None`` where that is not a plain one.
 
-    Args:
-        reader: the format; :func:`are_plain` holds of it.
-        directory: of the cache that the listing is remembered in.
-        name: of the listing there; another for other files or settings.
-
-    Raises:
-        ConfigError: the settings make no sense.
+    ConfigError if the settings make no sense. ``reader``: the format; :func:`are_plain` holds of it. ``directory``: of the
+    cache that the listing is remembered in. ``name``: of the listing there; another for other files or settings.
     """
     path = directory / PRIVATE / name
     found = read_shared(path, partial(_remembered, path, reader, root, settings))
@@ -166,9 +161,8 @@ def _times(status: os.stat_result) -> tuple[int, int, int]:
 def _walk(root: str, reader: Format) -> Iterator[tuple[_Folder, bytes, bytes]]:
     """All folders below a plain directory that are not hidden, in the order of their prefixes.
 
-    Yields:
-        A folder, the paths of its files in order, as UTF-8, each ended by a zero byte, and their facts, see
-        :class:`~stoker.index.file_index.FileShards`.
+    Yields a folder, the paths of its files in order, as UTF-8, each ended by a zero byte, and their facts, see
+    :class:`~stoker.index.file_index.FileShards`.
     """
     suffixes, others = reader.file_suffixes, images_beside(reader)
     waiting = [""]

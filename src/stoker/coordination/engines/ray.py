@@ -45,10 +45,8 @@ class _Keeper:
 class RayStore:
     """The records, kept by a named actor.
 
-    Args:
-        url: ``ray://NAME?path=FILE&namespace=NAMESPACE``: the actor's name, the file on its node, and the
-            namespace of Ray in which the name is unique (default: ``stoker``).
-        timeout: seconds a call may take.
+    ``url``: ``ray://NAME?path=FILE&namespace=NAMESPACE``: the actor's name, the file on its node, and the namespace of Ray in
+    which the name is unique (default: ``stoker``). ``timeout``: seconds a call may take.
     """
 
     def __init__(self, url: str, *, timeout: float = 10.0) -> None:

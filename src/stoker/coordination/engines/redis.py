@@ -63,10 +63,9 @@ _WANTED = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "no
 class RedisStore:
     """The records in a Redis or Valkey server.
 
-    Args:
-        url: as redis-py takes it, or with ``valkey``; options of our own are ``prefix`` (of all keys; ``stoker``) and
-            ``durability`` (``checked``; or ``unchecked`` for a server that is known to be safe, or may lose something).
-        timeout: seconds a call may take, reconnecting included.
+    ``url``: as redis-py takes it, or with ``valkey``; options of our own are ``prefix`` (of all keys; ``stoker``) and
+    ``durability`` (``checked``; or ``unchecked`` for a server that is known to be safe, or may lose something). ``timeout``:
+    seconds a call may take, reconnecting included.
     """
 
     def __init__(self, url: str, *, timeout: float = 10.0) -> None:

@@ -86,10 +86,8 @@ class _Link:
 class SqliteStore:
     """The records in a file.
 
-    Args:
-        url: ``sqlite://`` and the path of the file; its folder must exist. SQLite keeps ``-wal`` and ``-shm`` files next
-            to it while it is in use.
-        timeout: seconds a call may take.
+    ``url``: ``sqlite://`` and the path of the file; its folder must exist. SQLite keeps ``-wal`` and ``-shm`` files next to
+    it while it is in use. ``timeout``: seconds a call may take.
     """
 
     def __init__(self, url: str, *, timeout: float = 10.0) -> None:

@@ -79,13 +79,9 @@ def make_dataset(
 ) -> Any:
     """Make a dataset that has its space in the file, and no values: its ``h5py.h5d.DatasetID``.
 
-    Nothing in it tells when it was made, so that the same datasets are the same bytes.
-
-    Args:
-        file: an ``h5py.File`` that is written.
-        name: the path of the dataset; groups are made as needed.
-        shape: of all of it.
-        chunk: shape of a chunk; ``None`` for values that lie in one piece.
+    Nothing in it tells when it was made, so that the same datasets are the same bytes. ``file``: an ``h5py.File`` that is
+    written. ``name``: the path of the dataset; groups are made as needed. ``shape``: of all of it. ``chunk``: shape of a
+    chunk; ``None`` for values that lie in one piece.
     """
     h5py = load_h5py()
     created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)

@@ -316,13 +316,9 @@ def wanted_columns(
 ) -> list[str]:
     """The columns to read, in the shard's order.
 
-    FormatError if there is no such column, UnsafeDataError for a pickled column and no consent.
-
-    Args:
-        chosen: names; ``None`` for all.
-        columns: names of all columns of the shard.
-        options: whether columns are decoded whose decoding can run code from the data.
-        unsafe: such columns, as :func:`unsafe_columns` gives them.
+    FormatError if there is no such column, UnsafeDataError for a pickled column and no consent. ``chosen``: names; ``None``
+    for all. ``columns``: names of all columns of the shard. ``options``: whether columns are decoded whose decoding can run
+    code from the data. ``unsafe``: such columns, as :func:`unsafe_columns` gives them.
     """
     names = list(columns)
     if chosen is not None:

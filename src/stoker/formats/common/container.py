@@ -171,11 +171,9 @@ def read_gathered(
 ) -> Batch:
     """``read_many`` for formats that gather some columns of several shards at once. IndexError if a row is outside its shard.
 
-    Args:
-        shards: with ``wanted``, as :class:`PackedShard` has it.
-        which, rows, columns: see :meth:`stoker.formats.format.Format.read_many`.
-        gather: the chosen rows of a column; ``None`` where they are read shard by shard. It may read memory by address: no
-            row outside its shard reaches it.
+    ``shards``: with ``wanted``, as :class:`PackedShard` has it. ``which``, ``rows``, ``columns``: see
+    :meth:`stoker.formats.format.Format.read_many`. ``gather``: the chosen rows of a column; ``None`` where they are read
+    shard by shard. It may read memory by address: no row outside its shard reaches it.
     """
     if len(shards) == 1 or not len(rows):
         return read_each(shards, which, rows, columns)

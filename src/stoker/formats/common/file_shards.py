@@ -141,11 +141,8 @@ def span_bytes(info: ShardInfo, data: Array, where: str) -> Array:
 def packed_file(file: ObjectInfo, size: int = UNKNOWN, start: int = 0, end: int = 0) -> tuple[FileInfo, FileInfo]:
     """A window of what comes out of a compressed file, in the cache, and the file itself.
 
-    Args:
-        file: the compressed file.
-        size: bytes of all that comes out of it; :data:`~stoker.formats.base.UNKNOWN` for all of it, whatever that is.
-        start: first byte of the window.
-        end: the byte after its last.
+    ``file``: the compressed file. ``size``: bytes of all that comes out of it; :data:`~stoker.formats.base.UNKNOWN` for all
+    of it, whatever that is. ``start``: first byte of the window. ``end``: the byte after its last.
     """
     stem, suffix = os.path.splitext(unpacked_name(file.key))
     part = FilePart(file.key, size, "", (start,), (end,), in_place=True)

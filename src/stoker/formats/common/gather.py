@@ -176,11 +176,9 @@ def address_of(buffer: NDArray[np.uint8]) -> int:
 def gather_rows(addresses: Ids, width: int, *, at_once: bool = False) -> NDArray[np.uint8]:
     """Copy ``width`` bytes from each address. Gives a fresh uint8 array of shape ``(n, width)``, C-contiguous and writable.
 
-    Args:
-        addresses: int64, shape ``(n,)``.
-        width: bytes a row, at least 1.
-        at_once: all of it is in memory, and no page of a mapped file, which storage may have to give: Python's lock is kept
-            while wide rows are copied. Among many threads that takes less time than to have it again after each row.
+    ``addresses``: int64, shape ``(n,)``. ``width``: bytes a row, at least 1. ``at_once``: all of it is in memory, and no page
+    of a mapped file, which storage may have to give: Python's lock is kept while wide rows are copied. Among many threads
+    that takes less time than to have it again after each row.
     """
     if width <= _WIDEST:
         return _items_of(width)[addresses - _BASE].view(np.uint8).reshape(-1, width)
@@ -203,11 +201,9 @@ def gather_spans(
 ) -> tuple[bytes, Ids]:
     """Copy spans of several buffers, one after the other. Gives the copy, and where each span begins in it.
 
-    Args:
-        buffers: what the spans lie in.
-        which: for each span, the index of its buffer; ``None`` where there is one.
-        begins, ends: where each begins and ends; int64, shape ``(n,)``, checked.
-        between: bytes to put between each two.
+    ``buffers``: what the spans lie in. ``which``: for each span, the index of its buffer; ``None`` where there is one.
+    ``begins``, ``ends``: where each begins and ends; int64, shape ``(n,)``, checked. ``between``: bytes to put between each
+    two.
     """
     bounds = begins.tolist(), ends.tolist()
     if which is None or len(buffers) == 1:

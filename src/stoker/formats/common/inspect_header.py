@@ -37,12 +37,7 @@ class ByteSource(Protocol):
     size: int
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes ``[start, end)``.
-
-        Raises:
-            CorruptDataError: that is not inside the file.
-            StorageError: it can not be read.
-        """
+        """Bytes ``[start, end)``. CorruptDataError if that is not inside the file. StorageError if it can not be read."""
 
 
 class MappedSource:

@@ -88,9 +88,8 @@ def _layout(names: tuple[str, ...], told: tuple[tuple[str, int | None], ...], _:
 class MDSShard:
     """One open MDS shard: its header checked against the index and against itself.
 
-    Args:
-        data: the shard's bytes; kept, never closed here.
-        cut: whether the file may end before its last samples, which are then errors.
+    ``data``: the shard's bytes; kept, never closed here. ``cut``: whether the file may end before its last samples, which are
+    then errors.
 
     Attributes:
         addresses: address of its bytes, number of samples that can be read, address of the u32 offsets.

@@ -34,11 +34,7 @@ class MediaColumns:
     columns: tuple[str, ...]
 
     def __call__(self, sample: Any) -> dict[str, Any]:
-        """A sample with handles.
-
-        Raises:
-            ConfigError: it lacks a column, or that is not of bytes.
-        """
+        """A sample with handles. ConfigError if it lacks a column, or that is not of bytes."""
         if not isinstance(sample, Mapping):
             raise ConfigError(f"{self!r} needs samples that are dicts, not {type(sample).__name__}")
         made = dict(sample)
@@ -81,11 +77,7 @@ def as_video(columns: str | Sequence[str]) -> MediaColumns:
     >>> as_video("mp4")({"mp4": None, "json": {}})
     {'mp4': None, 'json': {}}
 
-    Args:
-        columns: name of the column, or of several.
-
-    Raises:
-        ConfigError: no column is named.
+    ConfigError if no column is named. ``columns``: name of the column, or of several.
     """
     return _media_columns(Video, columns)
 
@@ -99,11 +91,7 @@ def as_audio(columns: str | Sequence[str]) -> MediaColumns:
     >>> as_audio("flac")({"flac": None, "txt": "hello"})
     {'flac': None, 'txt': 'hello'}
 
-    Args:
-        columns: name of the column, or of several.
-
-    Raises:
-        ConfigError: no column is named.
+    ConfigError if no column is named. ``columns``: name of the column, or of several.
     """
     return _media_columns(Audio, columns)
 

@@ -47,8 +47,7 @@ _BOUND: Final = {"format_whitelist": _CONTAINERS, "protocol_whitelist": ""}
 class OpenStream:
     """The best video or sound of a file.
 
-    Args:
-        kind: ``"video"`` or ``"audio"``.
+    ``kind``: ``"video"`` or ``"audio"``.
 
     Attributes:
         av: the package PyAV.
@@ -160,8 +159,7 @@ class OpenStream:
     def frames(self) -> Iterator[Any]:
         """Decoded frames in the order of their times.
 
-        Raises:
-            CorruptDataError: bytes are damaged; StorageError: they can not be read.
+        CorruptDataError if bytes are damaged, StorageError if they can not be read.
         """
         after_seek, self._fresh = not self._fresh, False
         key: int | None = None

@@ -106,11 +106,9 @@ class Holed(ColumnValues):
 class RaggedLists(ColumnValues):
     """Lists of numbers, of any lengths.
 
-    Args:
-        starts: where the list of each row begins in them, checked to be inside; int64, shape ``(rows,)``.
-        lengths: of the lists, 0 of those that are null.
-        null: which rows are null; ``None``: none.
-        holes: numbers of the values that are null, rising. Rows with such are lists.
+    ``starts``: where the list of each row begins in them, checked to be inside; int64, shape ``(rows,)``. ``lengths``: of the
+    lists, 0 of those that are null. ``null``: which rows are null; ``None``: none. ``holes``: numbers of the values that are
+    null, rising. Rows with such are lists.
     """
 
     def __init__(

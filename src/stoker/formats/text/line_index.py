@@ -28,10 +28,8 @@ _ZERO: Final = ord("0")
 class OddCells:
     """Looks for such cells in lines, block by block.
 
-    Args:
-        columns: for each column of numbers, by its place in a line, whether a text is one of its numbers.
-        separator: what stands between two values; one ASCII character.
-        quote: the character that quotes, if any.
+    ``columns``: for each column of numbers, by its place in a line, whether a text is one of its numbers. ``separator``: what
+    stands between two values; one ASCII character. ``quote``: the character that quotes, if any.
 
     Attributes:
         found: the columns that have such cells, or may have.

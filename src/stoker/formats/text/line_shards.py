@@ -97,13 +97,10 @@ class LineShard(ABC):
     ) -> dict[str, list[Any]]:
         """Values of columns in lines that were split.
 
-        UnfitValueError if a line is not of that width, or a value is of another kind; tells the row.
-
-        Args:
-            rows: the values of each line.
-            names: the columns that a line has, in its order.
-            readers: for each column a function from text to the value, which raises ValueError for other text.
-            remedy: what the message for such text ends with, a template of ``name``.
+        UnfitValueError if a line is not of that width, or a value is of another kind; tells the row. ``rows``: the values of
+        each line. ``names``: the columns that a line has, in its order. ``readers``: for each column a function from text to
+        the value, which raises ValueError for other text. ``remedy``: what the message for such text ends with, a template of
+        ``name``.
         """
         picks = [(name, names.index(name), readers[name]) for name in columns]
         values: dict[str, list[Any]] = {name: [] for name in columns}

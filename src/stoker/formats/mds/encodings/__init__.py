@@ -101,8 +101,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
 def get_encoding(name: str) -> Encoding:
     """The encoding that a column's entry in the index names, such as ``int`` or ``ndarray:uint16:2048``.
 
-    Raises:
-        FormatError: there is no such encoding, or it does not take these parameters.
+    FormatError if there is no such encoding, or it does not take these parameters.
     """
     found = _cache.get(name)
     if found is not None:
