@@ -5,7 +5,7 @@ happens, so that a wrong type is an error that names the argument, and not a Typ
 become Python's: ``np.int64(8)`` is as good as ``8``. ``True`` and ``8.0`` are not integers.
 
 Whether a value makes sense (its range, what it contradicts) is checked where it is used; a number that is too small by
-:func:`at_least`.
+:func:`at_least`, others that are out of range by :func:`must_be`.
 """
 
 from __future__ import annotations
@@ -74,6 +74,17 @@ def at_least(least: int, /, **given: int | None) -> None:
     for name, value in given.items():
         if value is not None and value < least:
             raise ConfigError(f"{name} must be at least {least}, got {value}")
+
+
+def must_be(what: str, good: bool, /, **given: Any) -> None:
+    """Check that an argument, by its name, is what it has to be: ``what`` says what that is, ``good`` whether it is.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not good:
+        ((name, value),) = given.items()
+        raise ConfigError(f"{name} must be {what}, got {value!r}")
 
 
 def _decorate(target: Any, remedies: Mapping[str, str], of: type | None = None) -> Any:

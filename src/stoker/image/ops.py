@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.arguments import checked
+from stoker.arguments import checked, must_be
 from stoker.errors import ConfigError, import_option
 from stoker.image.steps import Layout
 from stoker.types import Array, Sample
@@ -50,8 +50,8 @@ class ColorJitter:
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}")
+            value = getattr(self, name)
+            must_be("0 or more", 0 <= value < math.inf, **{name: value})
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """The sample with other colours.
@@ -106,10 +106,8 @@ class Normalize:
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not self.mean:
             raise ConfigError(f"mean and std must have a number for each channel, got {self.mean} and {self.std}")
-        if not all(map(math.isfinite, self.mean)):
-            raise ConfigError(f"mean must be finite, got {self.mean}")
-        if not all(0 < one < math.inf for one in self.std):
-            raise ConfigError(f"std must be positive, got {self.std}")
+        must_be("finite", all(map(math.isfinite, self.mean)), mean=self.mean)
+        must_be("positive", all(0 < one < math.inf for one in self.std), std=self.std)
 
     def __call__(self, columns: Sample) -> Sample:
         """The sample or batch with numbers.
@@ -168,8 +166,7 @@ def mixup(
         raise ConfigError(
             f"labels must be at least 0 and below classes={classes}, got {numbers.min()} to {numbers.max()}"
         )
-    if not 0 < alpha < math.inf:
-        raise ConfigError(f"alpha must be above 0, got {alpha}")
+    must_be("above 0", 0 < alpha < math.inf, alpha=alpha)
     share = np.float32(rng.beta(alpha, alpha))
     partner = rng.permutation(len(numbers))
     whole = np.zeros((len(numbers), classes), np.float32)
@@ -194,8 +191,7 @@ def to_tensor(images: Any) -> Any:
         ConfigError: it is no such array.
     """
     pixels = _array("images", images)
-    if pixels.ndim < 3:
-        raise ConfigError(f"images must be of shape (..., height, width, channels), got {pixels.shape}")
+    must_be("of shape (..., height, width, channels)", pixels.ndim >= 3, images=pixels.shape)
     torch = import_option("torch", "tensors need torch", "stoker[torch]")
     return torch.from_numpy(pixels).movedim(-1, -3)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from stoker.arguments import checked
+from stoker.arguments import checked, must_be
 from stoker.errors import ConfigError, ImageError, import_option
 from stoker.image.batch_rows import new_row
 from stoker.image.picture import CHANNELS, SHRINKS, Decoder, Mode, Picture, open_picture
@@ -241,8 +241,7 @@ class CenterCrop(_Resizing):
 
     def __post_init__(self) -> None:
         _pair(self.size)
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"share must be above 0 and at most 1, got {self.share}")
+        must_be("above 0 and at most 1", 0 < self.share <= 1, share=self.share)
 
     def __call__(self, sample: Sample) -> Sample:
         """The sample with pixels; errors are those of :class:`Decode`."""
@@ -278,12 +277,10 @@ class RandomResizedCrop(_Resizing):
 
     def __post_init__(self) -> None:
         _pair(self.size)
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ConfigError(f"scale must be two rising shares above 0 and at most 1, got {self.scale}")
-        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
-            raise ConfigError(f"ratio must be two rising numbers above 0, got {self.ratio}")
-        if not 0 <= self.flip <= 1:
-            raise ConfigError(f"flip must be a probability, 0 to 1, got {self.flip}")
+        (low, high), (narrow, wide) = self.scale, self.ratio
+        must_be("two rising shares above 0 and at most 1", 0 < low <= high <= 1, scale=self.scale)
+        must_be("two rising numbers above 0", 0 < narrow <= wide < math.inf, ratio=self.ratio)
+        must_be("a probability, 0 to 1", 0 <= self.flip <= 1, flip=self.flip)
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """The sample with pixels; errors are those of :class:`Decode`."""
@@ -317,6 +314,5 @@ def _middle(picture: Picture, ratio: float, share: float) -> Box:
 
 def _pair(size: Any) -> tuple[int, int]:
     height, width = (size, size) if isinstance(size, int) else size
-    if min(height, width) < 1:
-        raise ConfigError(f"size must be positive, got {size}")
+    must_be("positive", min(height, width) >= 1, size=size)
     return height, width

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from stoker.arguments import must_be
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_array
 from stoker.order.shuffle.bijection import permute, unpermute
@@ -32,8 +33,7 @@ def as_fraction(value: float | Fraction, name: str) -> Fraction:
         share = value if isinstance(value, Fraction) else Fraction(str(value))
     except ValueError:
         share = Fraction(-1)
-    if not 0 <= share <= 1:
-        raise ConfigError(f"{name} must be a number from 0 to 1, got {value!r}")
+    must_be("a number from 0 to 1", 0 <= share <= 1, **{name: value})
     return share
 
 

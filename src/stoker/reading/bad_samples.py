@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast, get_args
 
 import xxhash
 
-from stoker.arguments import at_least, checked
+from stoker.arguments import at_least, checked, must_be
 from stoker.cache.disk.quota import try_lock
 from stoker.concurrency.shared.counters import Count, Counts
 from stoker.display import counted
@@ -92,8 +92,7 @@ class BadSamples:
         if self.on_bad_sample not in get_args(OnBadSample):
             raise ConfigError(f"on_bad_sample={self.on_bad_sample!r}: must be 'raise', 'skip' or 'replace'")
         at_least(0, max_bad=self.max_bad, max_in_a_row=self.max_in_a_row)
-        if self.max_share is not None and not 0 <= self.max_share <= 1:
-            raise ConfigError(f"max_share must be from 0 to 1, got {self.max_share}")
+        must_be("from 0 to 1", self.max_share is None or 0 <= self.max_share <= 1, max_share=self.max_share)
 
     @classmethod
     def of(cls, given: OnBadSample | BadSamples) -> BadSamples | None:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypedDict
 import numpy as np
 from numpy.typing import DTypeLike
 
-from stoker.arguments import at_least, checked
+from stoker.arguments import at_least, checked, must_be
 from stoker.errors import ConfigError
 
 _LONGEST: Final = (1 << 31) - 1
@@ -90,8 +90,7 @@ class LMSettings:
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.seq_len <= _LONGEST:
-            raise ConfigError(f"seq_len={self.seq_len}: must be from 1 to {_LONGEST}")
+        must_be(f"from 1 to {_LONGEST}", 1 <= self.seq_len <= _LONGEST, seq_len=self.seq_len)
         if self.output.kind != "i" or self.output.itemsize < 2:
             raise ConfigError(
                 f"dtype={self.output}: must be int64, int32 or int16, as labels may be {self.ignore_index}"

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.arguments import check_argument
+from stoker.arguments import at_least, check_argument
 from stoker.display import nearest, unknown_name
 from stoker.errors import ConfigError, CorruptDataError, StokerError
 from stoker.formats.common.checks import MAX_OFFSET
@@ -199,8 +199,7 @@ def piece_bytes(settings: Mapping[str, Any], usual: int) -> int:
     ConfigError if it is no size, or less than 1.
     """
     size = parse_bytes(settings.get("piece_bytes", usual))
-    if size < 1:
-        raise ConfigError(f"piece_bytes={size}: must be at least 1")
+    at_least(1, piece_bytes=size)
     return size
 
 

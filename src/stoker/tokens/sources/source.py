@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike
 
-from stoker.arguments import checked
+from stoker.arguments import checked, must_be
 from stoker.catalog.splits import splits_of
 from stoker.errors import ConfigError
 from stoker.storage.recorded_versions import describe_version, version_of_files
@@ -24,6 +24,7 @@ from stoker.types import Ids
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _GROUP_TOKENS = 1 << 20
+_MOST_TOKENS = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +219,7 @@ class RawSource(_Mapped):
 
     @checked
     def __init__(self, paths: Paths, dtype: DTypeLike, *, row_tokens: int, header_bytes: int = 0) -> None:
-        if not 1 <= row_tokens < 1 << 31:
-            raise ConfigError(f"row_tokens={row_tokens}: from 1 to {(1 << 31) - 1}")
+        must_be(f"from 1 to {_MOST_TOKENS}", 1 <= row_tokens <= _MOST_TOKENS, row_tokens=row_tokens)
         self._paths = _bin_files(paths)
         dtype = np.dtype(dtype).name
         self._dtype, self._header, self._row = dtype, header_bytes, row_tokens
