@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Container, Mapping
 from importlib import import_module
@@ -69,6 +70,28 @@ class cached_property(Generic[_T]):  # noqa: N801 - as the one of functools
             return self
         value: _T = one.__dict__.setdefault(self._name, self._compute(one))
         return value
+
+
+def named_object(text: str, said: str) -> Any:
+    """The object that ``MODULE:NAME`` names, of a module that Python can import, also from the current directory.
+
+    ConfigError if it can not. ``said``: what stands before the text where it was given, such as ``transform=``.
+    """
+    module, colon, name = text.partition(":")
+    if not (module and colon and name):
+        module, _, name = text.rpartition(".")
+        meant = f"{module}:{name}" if module and name else "module:function"
+        raise ConfigError(f"{said}{text} is not MODULE:NAME: write {said}{meant}")
+    here = os.getcwd()  # as `python -m` has it; a script of pip's has not
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{said}{text} can not be imported as MODULE:NAME: {error}") from error
+    return found
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:

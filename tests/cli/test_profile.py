@@ -123,8 +123,8 @@ def test_faults_are_told(data: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "--transform nowhere:f can not be imported as MODULE:NAME" in said
     for text, remedy in (
         ("steps.crop", "is not MODULE:NAME: write --transform steps:crop"),
-        ("steps", "is not MODULE:NAME: write as --transform module:function"),
-        (":crop", "is not MODULE:NAME: write as --transform module:function"),
+        ("steps", "is not MODULE:NAME: write --transform module:function"),
+        (":crop", "is not MODULE:NAME: write --transform module:function"),
         ("stoker.image:Decode", "is a class: make an object of it in a module, such as crop = Decode(...)"),
     ):
         said = profile(capsys, data, "--out", tmp_path / "trace.json", "--transform", text, code=1)

@@ -8,9 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from importlib import import_module
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.arguments import byte_size, folder, integer, seconds
@@ -18,6 +16,7 @@ from stoker.cli.running import add_format, add_json, add_storage_options, argume
 from stoker.cli.terminal import make_console, make_table, print_table
 from stoker.display import with_article
 from stoker.errors import ConfigError, StokerError
+from stoker.lazy import named_object
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -120,21 +119,11 @@ def _imported(text: str) -> Any:
     from stoker.reading.chain import Chain
     from stoker.reading.step_methods import takes_random
 
-    module, colon, name = text.partition(":")
-    if not (module and colon and name):
-        module, _, name = text.rpartition(".")
-        meant = f"--transform {module}:{name}" if module and name else "as --transform module:function"
-        raise ConfigError(f"--transform {text} is not MODULE:NAME: write {meant}")
-    here = str(Path.cwd())  # as `python -m` has it; a script of pip's has not
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"--transform {text} can not be imported as MODULE:NAME: {error}") from None
+    found = named_object(text, "--transform ")
     if isinstance(found, type) and not issubclass(found, Mapping):
         raise ConfigError(
-            f"--transform {text} is a class: make an object of it in a module, such as crop = {name}(...), and name that"
+            f"--transform {text} is a class: make an object of it in a module, such as crop = {found.__name__}(...), and "
+            "name that"
         )
     if not callable(found):
         raise ConfigError(f"--transform {text} is {with_article(type(found).__name__)}: name a function or a Chain")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import os
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -22,6 +20,7 @@ from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.mds.encodings.base import UnfitValueError, describe
 from stoker.formats.one_file import SIGNATURES
 from stoker.formats.parquet.columns import list_dtype
+from stoker.lazy import named_object
 from stoker.storage.files.regular import read_regular
 from stoker.streams.compare import null_mask
 from stoker.types import Array, Batch, Column, Sample
@@ -30,21 +29,10 @@ Transform: TypeAlias = Callable[[Sample], Sample | list[Sample] | None]
 
 
 def load_transform(given: Transform | str | None) -> Transform | None:
-    """The function itself, or what ``package.module:function`` names. The current directory is searched, too."""
+    """The function itself, or what ``package.module:function`` names."""
     if given is None or callable(given):
         return given
-    module, colon, name = given.partition(":")
-    if not colon or not module or not name:
-        raise ConfigError(f"transform={given!r}: expected package.module:function")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"transform={given!r} can not be imported: {error}") from error
+    found = named_object(given, "transform=")
     if not callable(found):
         raise ConfigError(f"transform={given!r} is {with_article(type(found).__name__)}, not a function")
     made: Transform = found
