@@ -16,7 +16,7 @@ import numpy as np
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.arrow_layout import arrow_layout
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.checks import check_memory, decode_fixed, decode_values
+from stoker.formats.common.checks import check_indexed, check_memory, decode_fixed, decode_values
 from stoker.formats.common.container import (
     PackedEncoder,
     PackedFormat,
@@ -77,8 +77,7 @@ class ArrowShard(PackedShard):
         self._kinds: Mapping[str, str] = info.spec.get("columns", {})
         self._schema: Any = None
         self._shelf = Shelf()
-        if int(self.firsts[-1]) != info.samples:
-            raise CorruptDataError(f"{where}: the file holds {self.firsts[-1]} rows, the index says {info.samples}")
+        check_indexed(f"{where}: the file holds", int(self.firsts[-1]), info.samples, "rows")
 
     def take(self, name: str, rows: Ids) -> Column:
         encoding = self.encodings.get(name)

@@ -23,6 +23,7 @@ from stoker.formats.base import FileInfo, ReadOptions, ShardInfo
 from stoker.formats.common.checks import (
     DECODE_ERRORS,
     MAX_OFFSET,
+    check_indexed,
     check_memory,
     check_rows,
     most_unpacked,
@@ -124,8 +125,6 @@ def _check_readable(config: Mapping[str, Any], loader: str, where: str) -> None:
         raise FormatError(f"{where}: chunks of {loader} are not read, only of {TREES} and {TOKENS}")
 
 
-__all__ = ["LitDataShard"]
-
 _ZSTD: Final = parse_compression("zstd")
 _FRAMED: Final = b"LDFZ01\0\0"
 _ROWS: Final = b"LDARW01\0"
@@ -163,8 +162,7 @@ class LitDataShard(OpenShard):
         self._frames = np.zeros(0, _FRAME)
         self._rows: ArrowShard | None = None
         self._items: int = 0
-        if len(self._data) != info.raw[0].bytes:
-            raise CorruptDataError(f"{where}: the file has {len(self._data)} bytes, the index says {info.raw[0].bytes}")
+        check_indexed(f"{where}: the file has", len(self._data), info.raw[0].bytes, "bytes")
         framed = info.spec["compression_level"] == "batch"
         if framed and bytes(self._data[:8]) == _FRAMED:
             self._offsets = self._read_frames()
@@ -173,8 +171,8 @@ class LitDataShard(OpenShard):
             if framed and self._rows is None:
                 raise CorruptDataError(f"{where}: it does not begin as a chunk of compressed batches does")
             self._offsets = self._read_offsets()
-        if self._block is None and self._items != info.samples:
-            raise CorruptDataError(f"{where}: the file holds {self._items} samples, the index says {info.samples}")
+        if self._block is None:
+            check_indexed(f"{where}: the file holds", self._items, info.samples, "samples")
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         wanted = self.wanted(columns)
@@ -263,8 +261,7 @@ class LitDataShard(OpenShard):
         facts = ArrowFormat().inspect_header(MappedSource(ipc, where), {})
         file = FileInfo("rows", size, {})
         info = ShardInfo("arrow", facts.samples, (file,), (), None, facts.spec)
-        if facts.samples != self.samples:
-            raise CorruptDataError(f"{where} are {facts.samples}, the index says {self.samples}")
+        check_indexed(f"{where} are", facts.samples, self.samples, "samples")
         return ArrowShard(info, [ipc], where, self.options)
 
     # -- items -----------------------------------------------------------------------------------------------------

@@ -22,8 +22,6 @@ from stoker.formats.mds.encodings.scalars import bfloat16_values
 from stoker.formats.mds.encodings.text import parse_json
 from stoker.types import Array
 
-__all__ = ["FIXED", "decoder_of", "dtype_of", "pickled", "word_of"]
-
 Decode = Callable[[bytes], Any]
 
 BFLOAT16: Final = "bfloat16"

@@ -17,6 +17,7 @@ import numpy as np
 from stoker.display import error_text, escape
 from stoker.errors import CorruptDataError, MissingPackageError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.common.checks import check_indexed
 from stoker.formats.common.compression import parse_compression
 from stoker.formats.mds.encodings.images import open_image
 from stoker.formats.one_file import SIGNATURES
@@ -260,10 +261,7 @@ def _whole(files: FileReader, info: ShardInfo) -> list[Buffer]:
     """A shard's raw files, decompressed in memory if need be."""
     stored = [files.read(file.basename) for file in info.stored]
     for file, data in zip(info.stored, stored, strict=True):
-        if len(data) != file.bytes:
-            raise CorruptDataError(
-                f"{files.store.url_of(file.basename)} has {len(data)} bytes, the index says {file.bytes}"
-            )
+        check_indexed(f"{files.store.url_of(file.basename)} has", len(data), file.bytes, "bytes")
     if not info.zip:
         return stored
     assert info.compression is not None

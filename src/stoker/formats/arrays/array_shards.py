@@ -21,7 +21,7 @@ import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.checks import decode_fixed
+from stoker.formats.common.checks import check_indexed, decode_fixed
 from stoker.formats.common.container import PackedFormat, PackedShard, fixed_kind, read_gathered
 from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.gather import gather_rows
@@ -107,10 +107,7 @@ class ArrayShard(PackedShard):
         return array
 
     def _check(self, name: str, array: Array) -> None:
-        if len(array) != self.samples:
-            raise CorruptDataError(
-                f"{self.where}: column {name!r} has {len(array)} rows, the index says {self.samples} samples"
-            )
+        check_indexed(f"{self.where}: column {name!r} has", len(array), self.samples, "rows")
         encoding = self.encodings.get(name)
         if encoding is None:
             return

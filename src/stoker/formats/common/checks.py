@@ -158,6 +158,12 @@ def check_basename(basename: str) -> str | None:
     return None
 
 
+def check_indexed(said: str, found: int, indexed: int, unit: str) -> None:
+    """Check a number that a file tells by the index. CorruptDataError, which ``said`` begins, if they are not the same."""
+    if found != indexed:
+        raise CorruptDataError(f"{said} {found} {unit}, the index says {indexed}")
+
+
 def most_unpacked(stored: int) -> int:
     """Bytes that so many compressed bytes may hold where nothing tells how many they are."""
     return min(MAX_OFFSET, max(_ALWAYS_UNPACKED, stored * _UNPACKED_RATIO))

@@ -27,6 +27,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.checks import (
     MAX_OFFSET,
+    check_indexed,
     check_rows,
     parse_columns,
     parse_files,
@@ -309,10 +310,7 @@ def read_offsets(info: ShardInfo, files: Sequence[Buffer], where: str, first: in
     ``first``: where the first sample must begin.
     """
     for number, (data, description) in enumerate(zip(files, info.raw, strict=True)):
-        if len(data) != description.bytes:
-            raise CorruptDataError(
-                f"{where}: file {number} of the shard has {len(data)} bytes, the index says {description.bytes}"
-            )
+        check_indexed(f"{where}: file {number} of the shard has", len(data), description.bytes, "bytes")
     if len(files) < 2:
         return None
     data, meta = files
@@ -320,8 +318,7 @@ def read_offsets(info: ShardInfo, files: Sequence[Buffer], where: str, first: in
     if len(meta) < head:
         raise CorruptDataError(f"{where}: the meta file has {len(meta)} bytes, too few for {info.samples} samples")
     words = np.frombuffer(meta[:head], "<u4").astype(np.int64)
-    if int(words[0]) != info.samples:
-        raise CorruptDataError(f"{where}: the meta file says {words[0]} samples, the index says {info.samples}")
+    check_indexed(f"{where}: the meta file says", int(words[0]), info.samples, "samples")
     offsets: Ids = words[1:]
     if int(offsets[0]) != first or int(offsets[-1]) != len(data) or (np.diff(offsets) < 0).any():
         raise CorruptDataError(

@@ -17,6 +17,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import (
     DECODE_ERRORS,
+    check_indexed,
     check_rows,
     cut_error,
     mds_spec,
@@ -159,14 +160,13 @@ class MDSShard:
 
     def _check(self, expected: int, *, cut: bool) -> None:
         size = self.array.size
-        if size > expected or (size < expected and not cut):
-            raise CorruptDataError(f"{self.where}: the file has {size} bytes, the index says {expected}")
+        if size > expected or not cut:
+            check_indexed(f"{self.where}: the file has", size, expected, "bytes")
         head = 4 + 4 * (self.samples + 1)
         if size < head:
             raise CorruptDataError(f"{self.where}: {size} bytes can not hold a header for {self.samples} samples")
         count = int(self.array[:4].view("<u4")[0])
-        if count != self.samples:
-            raise CorruptDataError(f"{self.where}: the file holds {count} samples, the index says {self.samples}")
+        check_indexed(f"{self.where}: the file holds", count, self.samples, "samples")
         offsets = self._offsets.view("<u4").astype(np.int64)
         lengths = offsets[1:] - offsets[:-1]
         if int(offsets[0]) < head or int(offsets[-1]) != expected or (lengths.size and int(lengths.min()) < 0):

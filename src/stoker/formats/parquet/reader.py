@@ -6,14 +6,14 @@ import contextlib
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import FilePart, ReadOptions, ShardInfo
-from stoker.formats.common.checks import check_memory, check_rows
+from stoker.formats.common.checks import check_indexed, check_memory, check_rows
 from stoker.formats.common.container import OpenShard, read_gathered
 from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.entries import FLOATS
@@ -40,9 +40,6 @@ from stoker.formats.parquet.values import AddressedValues, ColumnValues, Constan
 from stoker.formats.unstacked import iterate_rows
 from stoker.types import Array, Batch, Buffer, Ids
 
-if TYPE_CHECKING:
-    pass
-
 # Bytes of a map that are decoded before they are taken out of this process's memory.
 _LET_GO: Final = 2 << 20
 _MOST_SCHEMAS: Final = 256
@@ -63,8 +60,7 @@ class ParquetReader(OpenShard):
         part = description.part
         assert part is not None  # all makers of a RowGroup describe its file so
         expected = part.window[1] - part.window[0] if part.in_place else description.bytes
-        if len(file) != expected:
-            raise CorruptDataError(f"{where}: {len(file)} bytes are there, the index says {expected}")
+        check_indexed(f"{where}: its chunks have", len(file), expected, "bytes")
         super().__init__(info, f"{where}: row group {group.number}", options, info.spec["layout"])
         self._group = group
         self._constants = dict(group.constants)

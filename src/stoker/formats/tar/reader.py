@@ -19,6 +19,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import (
     check_declared,
+    check_indexed,
     check_memory,
     decode_fixed,
     decode_values,
@@ -171,10 +172,7 @@ class TarShard(PackedShard):
         self._url = info.raw[0].basename if left is None else left.key
         self._media: Mapping[str, str] = info.spec.get(MEDIA, {})
         self._digits = frozenset(info.spec.get(DIGITS, ()))
-        if len(self._members.keys) != info.samples:
-            raise CorruptDataError(
-                f"{where}: the archive holds {len(self._members.keys)} samples, the index says {info.samples}"
-            )
+        check_indexed(f"{where}: the archive holds", len(self._members.keys), info.samples, "samples")
 
     def take(self, name: str, rows: Ids) -> Column:
         """See :class:`~stoker.formats.common.container.PackedShard`. A sample without the file has ``None``."""

@@ -15,7 +15,14 @@ import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.checks import check_declared, check_rows, decode_fixed, decode_values, packed_as
+from stoker.formats.common.checks import (
+    check_declared,
+    check_indexed,
+    check_rows,
+    decode_fixed,
+    decode_values,
+    packed_as,
+)
 from stoker.formats.common.container import PackedFormat, PackedShard, fixed_kind, read_offsets
 from stoker.formats.common.gather import gather_spans
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, HeadView, check_count, head_rows, heads_of
@@ -108,10 +115,7 @@ class TFRecordShard(PackedShard):
         super().__init__(info, where, options)
         self._data = files[0]
         self._offsets = read_frames(self._data, read_offsets(info, files, where), where)
-        if len(self._offsets) - 1 != info.samples:
-            raise CorruptDataError(
-                f"{where}: the file holds {len(self._offsets) - 1} records, the index says {info.samples}"
-            )
+        check_indexed(f"{where}: the file holds", len(self._offsets) - 1, info.samples, "records")
         self._raw = bool(info.spec.get("raw"))
         self._own = "column_names" in info.spec
         self._crc = crc32c_function()
