@@ -592,7 +592,7 @@ def test_the_command_converts_and_tells_scripts_what_it_did(
     ("options", "message"),
     [
         ({"to": "word"}, "to='word' can not be written; what can: arrow"),
-        ({"select": ["nothing"]}, "has no column 'nothing'; it has data, id"),
+        ({"select": ["nothing"]}, "column 'nothing' is unknown; known: data, id"),
         ({"columns": {"nothing": "int"}}, "there is no column 'nothing'"),
         ({"columns": {"id": "integer"}}, "encoding 'integer' is unknown"),
         ({"split": {"a": 0.5, "b": 0.4}}, r"shares make 0\.9, not 1"),

@@ -129,7 +129,7 @@ def test_streams_of_synthetic_samples_are_mixed() -> None:
         ({"samples": 10, "columns": {"x": "int8"}, "distinct": 1}, "distinct=1"),
         ({"samples": 10, "columns": {"x": "int8"}, "shard_samples": 0}, "shard_samples=0"),
         ({"samples": 1 << 40, "columns": {"x": "int8"}, "shard_samples": 1}, "raise shard_samples"),
-        ({"samples": 10, "columns": {"x": "int8"}, "rows": 1}, "has no setting 'rows'; it has columns"),
+        ({"samples": 10, "columns": {"x": "int8"}, "rows": 1}, "setting 'rows' is unknown; known: columns"),
     ],
 )
 def test_settings_that_make_no_sense_are_reported(options: dict[str, Any], message: str) -> None:

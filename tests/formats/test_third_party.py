@@ -129,7 +129,7 @@ def test_its_files_are_streamed_from_an_object_store(toys: Path, tmp_path: Path,
     dataset = StreamingDataset(**where, local=tmp_path / "cache", shuffle=True, batch_size=4)
     values = [int(sample["value"]) for sample in dataset]
     assert sorted(values) == list(range(30)) != values
-    with pytest.raises(ConfigError, match="format 'toy' has no setting 'colour'"):
+    with pytest.raises(ConfigError, match="format 'toy': setting 'colour' is unknown"):
         StreamingDataset(**where, local=tmp_path / "cache", format_options={"colour": 1})
 
 

@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_refused(data: Path) -> None:
         stream(data, layout="pack").load_state_dict(state)
     with pytest.raises(StateError, match="no state of an LMStream"):
         stream(data).load_state_dict({})
-    with pytest.raises(ConfigError, match="no column 'text'"):
+    with pytest.raises(ConfigError, match="column 'text' is unknown"):
         list(stream(data, column="text"))
     with pytest.raises(ConfigError, match="must be the same"):
         stream(data, layout="pad")

@@ -64,7 +64,7 @@ def test_tensors_share_the_arrays_memory() -> None:
     for name in ("input_ids", "labels", "position_ids", "cu_seqlens"):
         assert tensors[name].data_ptr() == getattr(batch, name).ctypes.data
     assert list(batch.torch("labels", "loss_mask")) == ["labels", "loss_mask"]
-    with pytest.raises(ConfigError, match="no field 'tokens'"):
+    with pytest.raises(ConfigError, match="field 'tokens' is unknown"):
         batch.as_dict("tokens")
 
 

@@ -5,7 +5,7 @@ happens, so that a wrong type is an error that names the argument, and not a Typ
 become Python's: ``np.int64(8)`` is as good as ``8``. ``True`` and ``8.0`` are not integers.
 
 Whether a value makes sense (its range, what it contradicts) is checked where it is used; a number that is too small by
-:func:`at_least`, others that are out of range by :func:`must_be`.
+:func:`at_least`, others that are out of range by :func:`must_be`, and names that are unknown by :func:`must_know`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints, overload
 
 from stoker.arguments.messages import described, remedy_for, shown
@@ -85,6 +85,15 @@ def must_be(what: str, good: bool, /, **given: Any) -> None:
     if not good:
         ((name, value),) = given.items()
         raise ConfigError(f"{name} must be {what}, got {value!r}")
+
+
+def must_know(what: str, names: Iterable[Any], known: Iterable[Any], where: str = "") -> None:
+    """Check that all names are known. ConfigError of the first that is not, which ``where`` begins: names the known, and
+    what was probably meant."""
+    known = known if isinstance(known, Collection) else tuple(known)
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{where}{unknown_name(what, name, known)}")
 
 
 def _decorate(target: Any, remedies: Mapping[str, str], of: type | None = None) -> Any:

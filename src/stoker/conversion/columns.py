@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.arguments import must_know
 from stoker.conversion.open_source import OpenedSource, head, sample_types, spread, tried_samples
 from stoker.conversion.schema import ColumnType, of_values
 from stoker.conversion.sinks import ShardSettings, encoding_for
@@ -48,9 +49,7 @@ def plan_columns(
         check_encoding(name, encoding)
     there = opened.source.columns
     chosen = there if select is None else tuple(select)
-    for name in chosen:
-        if name not in there:
-            raise ConfigError(f"{opened.source.name} has no column {name!r}; it has {', '.join(there)}")
+    must_know("column", chosen, there, f"{opened.source.name}: ")
     if not chosen:
         raise ConfigError(f"{opened.source.name}: no columns to convert: name some with select=, or leave it out")
     if decode and transform is None:

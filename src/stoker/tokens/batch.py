@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.arguments import must_know
 from stoker.errors import ConfigError, import_option
 from stoker.lazy import cached_property
 from stoker.tokens.settings import LabelKind
@@ -218,9 +219,7 @@ class LMBatch:
         Raises:
             ConfigError: there is no such field, or labels were not made.
         """
-        unknown = [name for name in fields if name not in FIELDS]
-        if unknown:
-            raise ConfigError(f"a batch has no field {unknown[0]!r}; it has {', '.join(FIELDS)}")
+        must_know("field", fields, FIELDS)
         return {name: getattr(self, name) for name in fields or self._fields}
 
     def torch(self, *fields: str) -> dict[str, Any]:

@@ -346,7 +346,7 @@ def test_damaged_missing_and_unknown_are_reported(tmp_path: Path) -> None:
         open_unindexed(tmp_path, "zarr")
     with pytest.raises(ConfigError, match=r"index\.json"):
         open_unindexed(tmp_path, "mds")
-    with pytest.raises(ConfigError, match="has no setting 'columms'"):
+    with pytest.raises(ConfigError, match="setting 'columms' is unknown"):
         open_unindexed(tmp_path, "npz", options={"columms": ["a"]})
     with pytest.raises(ConfigError, match="give remote= or local="):
         open_unindexed(None, "npz")

@@ -170,7 +170,7 @@ def test_pickled_objects_are_refused() -> None:
 def test_several_columns_and_unknown_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="one column, not a, b"):
         writer_of("npy")({"a": "int", "b": "int"}, tmp_path)
-    with pytest.raises(ConfigError, match="has no setting 'axes'"):
+    with pytest.raises(ConfigError, match="setting 'axes' is unknown"):
         open_unindexed(tmp_path, "npy", options={"axes": 1})
     with pytest.raises(ConfigError, match="axis=1"):
         opened(saved(np.arange(3)), axis=1)

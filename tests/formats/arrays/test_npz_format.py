@@ -83,7 +83,7 @@ def test_some_arrays_are_chosen() -> None:
     np.savez(out, x=np.arange(6), mean=np.float32(3), other=np.arange(9))
     reader = opened(out.getvalue(), "npz", columns=["x"])
     assert reader.columns == ("x",)
-    with pytest.raises(ConfigError, match="no array 'z'"):
+    with pytest.raises(ConfigError, match="array 'z' is unknown"):
         opened(out.getvalue(), "npz", columns=["z"])
     with pytest.raises(FormatError, match=r"'mean'.*has no rows"):
         opened(out.getvalue(), "npz", columns=["x", "mean"])

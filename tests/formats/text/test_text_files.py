@@ -465,7 +465,7 @@ def test_a_file_of_which_most_does_not_fit_is_an_error_where_it_is_opened(
         ("csv", {"columns": {"a": "bool"}}, "'a': kind 'bool' is unknown; known: str, int, float"),
         ("csv", {"columns": ["a"]}, "these are types by name, such as .'a': 'str'"),
         ("csv", {"piece_bytes": 0}, "piece_bytes must be at least 1, got 0"),
-        ("csv", {"colour": 1}, "has no setting 'colour'; it has columns"),
+        ("csv", {"colour": 1}, "setting 'colour' is unknown; known: columns"),
         ("json", {"columns": {"a": "date"}}, "'a': kind 'date' is unknown; known: str"),
     ],
 )

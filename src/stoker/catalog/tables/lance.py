@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from stoker.arguments import must_know
 from stoker.cache.base import CacheSettings
 from stoker.cache.disk.disk_cache import DiskCache
 from stoker.catalog.location import DatasetLocation, default_cache, origin_of
-from stoker.display import unknown_name
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.inspect_header import only_settings
@@ -75,9 +75,8 @@ def open_lance(
     table = find_lance(os.fspath(given), options, storage_options, retry, stall_timeout)
     facts = table.facts
     kinds = {field.name: str(field.type) for field in table.schema}
+    must_know("column", columns or (), kinds, f"{table.url}: ")
     for name in kinds if columns is None else columns:
-        if name not in kinds:
-            raise ConfigError(f"{table.url}: {unknown_name('column', name, tuple(kinds))}")
         if name in facts.unread:
             raise ConfigError(
                 f"{table.url}: values of column {name!r} are not read: {facts.unread[name]}. Choose other columns by "

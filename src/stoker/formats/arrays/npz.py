@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from stoker.arguments import must_know
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.arrays.array_shards import (
     ArrayFormat,
@@ -272,9 +273,8 @@ class NPZFormat(ArrayFormat):
         chosen = settings.get("columns") or sorted(members)
         kinds: dict[str, str] = {}
         rows: dict[str, int] = {}
+        must_know("array", chosen, sorted(members), f"{source.where}: ")
         for name in chosen:
-            if name not in members:
-                raise ConfigError(f"{source.where} has no array {name!r}; it has {', '.join(sorted(members))}")
             here = f"{source.where}: array {name!r}"
             dtype, shape, _, start = _header(source, members[name], here)
             rows[name], row = split_shape(shape, last, here)

@@ -14,9 +14,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.arguments import at_least, check_argument
-from stoker.display import nearest, unknown_name
-from stoker.errors import ConfigError, CorruptDataError, StokerError
+from stoker.arguments import at_least, check_argument, must_know
+from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.common.checks import MAX_OFFSET
 from stoker.formats.common.gather import address_of, gather_rows
 from stoker.types import Buffer, Ids
@@ -225,11 +224,8 @@ _KINDS: Final[Mapping[str, Any]] = {
 
 def only_settings(settings: Mapping[str, Any], known: Sequence[str], name: str) -> None:
     """Check that a format understands all settings. ConfigError if it does not, or one is of the wrong type."""
+    must_know("setting", settings, known, f"format {name!r}: ")
     for one, value in settings.items():
-        if one not in known:
-            raise ConfigError(
-                f"format {name!r} has no setting {one!r}{nearest(one, known) or ';'} it has {', '.join(known) or 'none'}"
-            )
         if one in _KINDS:
             check_argument(f"format {name!r}", one, _KINDS[one], value)
 
@@ -244,6 +240,4 @@ def check_names(settings: Mapping[str, Any], specs: Iterable[Mapping[str, Any]],
         return
     for setting in ("columns", "encodings", "media"):
         given = settings.get(setting) or ()
-        for name in () if isinstance(given, str) else given:
-            if name not in columns:
-                raise ConfigError(f"{where}: {unknown_name(f'{setting}: column', name, columns)}")
+        must_know(f"{setting}: column", () if isinstance(given, str) else given, columns, f"{where}: ")

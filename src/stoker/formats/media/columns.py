@@ -8,8 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from stoker.arguments import checked
-from stoker.display import unknown_name
+from stoker.arguments import checked, must_know
 from stoker.errors import ConfigError
 from stoker.formats.media.audio import Audio
 from stoker.formats.media.source import HANDLED
@@ -38,9 +37,8 @@ class MediaColumns:
         if not isinstance(sample, Mapping):
             raise ConfigError(f"{self!r} needs samples that are dicts, not {type(sample).__name__}")
         made = dict(sample)
+        must_know("column", self.columns, made)
         for name in self.columns:
-            if name not in made:
-                raise ConfigError(unknown_name("column", name, tuple(made)))
             made[name] = self._handle(made[name], name)
         return made
 

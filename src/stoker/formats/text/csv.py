@@ -14,7 +14,8 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Any, ClassVar, Final
 
-from stoker.display import counted, unknown_name
+from stoker.arguments import must_know
+from stoker.display import counted
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
@@ -211,10 +212,8 @@ def _kinds(names: list[str], rows: Sequence[list[str] | None], chosen: Any, wher
             f"{{{names[0]!r}: 'str'}}. To read some columns only, name them in columns= of the dataset"
         )
     for column, kind in chosen.items():
-        if kind not in KINDS:
-            raise ConfigError(f"columns: {column!r}: {unknown_name('kind', kind, KINDS)}")
-        if column not in names:
-            raise ConfigError(f"{where}: {unknown_name('column', column, names)}")
+        must_know("kind", [kind], KINDS, f"columns: {column!r}: ")
+    must_know("column", chosen, names, f"{where}: ")
     return {column: chosen.get(column) or _kind([row[index] for row in good]) for index, column in enumerate(names)}
 
 

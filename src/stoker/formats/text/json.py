@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from stoker.display import unknown_name
+from stoker.arguments import must_know
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, require
@@ -224,8 +224,7 @@ def inspect_json(source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts
     else:
         columns = dict(chosen)
         for name, kind in columns.items():
-            if kind not in _KINDS:
-                raise ConfigError(f"columns: {name!r}: {unknown_name('kind', kind, _KINDS)}")
+            must_know("kind", [kind], _KINDS, f"columns: {name!r}: ")
     spans = line_spans(source, first.start, None, piece_bytes(settings, PIECE_BYTES), newline=first.newline)
     if spans and not columns:
         raise CorruptDataError(

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from stoker.display import unknown_name
+from stoker.arguments import must_know
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.checks import check_rows, cut_error, refuse, wanted_columns
@@ -245,8 +245,7 @@ class LineEncoder(RecordEncoder):
         if not columns:
             raise ConfigError("columns is empty: give at least one column")
         for name, kind in columns.items():
-            if kind not in KINDS:
-                raise ConfigError(f"column {name!r}: {unknown_name('encoding', kind, KINDS)}")
+            must_know("encoding", [kind], KINDS, f"column {name!r}: ")
         super().__init__({**settings, "format": self.format}, sample_cost=0, overhead=len(header))
         self.encode = self._encode
         self._header = header

@@ -13,6 +13,7 @@ from typing import Any, Final, overload
 
 import numpy as np
 
+from stoker.arguments import must_know
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import (
@@ -369,9 +370,7 @@ class TFRecordFormat(PackedFormat):
                     )
             columns = {str(name): str(word) for name, word in chosen.items()}
         elif chosen is not None:
-            unknown = [name for name in chosen if name not in columns]
-            if unknown:
-                raise ConfigError(f"{source.where} has no feature {unknown[0]!r}; it has {', '.join(columns)}")
+            must_know("feature", chosen, columns, f"{source.where}: ")
             columns = {name: columns[name] for name in sorted(chosen)}
         for name, word in columns.items():
             if word.startswith(_SEQUENCE):

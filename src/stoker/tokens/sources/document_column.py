@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from numpy.typing import DTypeLike
 
+from stoker.arguments import must_know
 from stoker.concurrency.user_code import pass_exits
 from stoker.display import with_article
 from stoker.errors import ConfigError, TransformError
@@ -33,8 +34,7 @@ class DocumentColumn:
         """The ids of a batch's documents; ``first`` is the number of the first in this rank's iteration."""
         if not batch:  # all of its samples were left out, and none was read before
             return Ragged.of([])
-        if self._name not in batch:
-            raise ConfigError(f"the dataset has no column {self._name!r}; it has {', '.join(batch)}")
+        must_know("the dataset's column", [self._name], batch)
         column: Any = batch[self._name]
         if self._tokenize is not None:
             for number, text in enumerate(column, first):

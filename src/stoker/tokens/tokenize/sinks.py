@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from stoker.display import unknown_name
+from stoker.arguments import must_know
 from stoker.errors import ConfigError, CorruptDataError, StokerError
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.index.index import INDEX_NAME
@@ -226,8 +226,7 @@ class TokenFileWriter(FileSetWriter):
     def __init__(self, out: OutPath, column: TokenColumn, options: WriterOptions) -> None:
         pa = pyarrow()
         self._compression = column.compression or "none"
-        if self._compression not in _CODECS:
-            raise ConfigError(unknown_name("compression", column.compression, _CODECS))
+        must_know("compression", [self._compression], _CODECS)
         self._column = column
         self._type = pa.list_(pa.field("element", pa.from_numpy_dtype(column.dtype), nullable=False))
         metadata = {"stoker": json.dumps(dict(column.about), sort_keys=True)}
