@@ -44,12 +44,8 @@ class NamedEpoch:
 def named_epoch(division: OuterDivision | None, ranks: int) -> NamedEpoch | None:
     """The epoch of the ``IterableDataset`` that asks for samples now; ``None``: there is none.
 
-    Args:
-        division: the wrapper that divides, if one does.
-        ranks: number of ranks among which the dataset divides where no wrapper does.
-
-    Raises:
-        ConfigError: what the package does beneath this would lose samples.
+    ConfigError if what the package does beneath this would lose samples. ``division``: the wrapper that divides, if one does.
+    ``ranks``: number of ranks among which the dataset divides where no wrapper does.
     """
     if _DATASETS not in sys.modules or in_user_code():
         return None
@@ -90,10 +86,8 @@ def _is_iterable_dataset(one: Any) -> bool:
 def _check_shards(module: str, one: Any) -> None:
     """See that ranks have not been given other sources, each of which divides its samples among all ranks.
 
-    ``IterableDataset.shard`` leaves no trace: after it the ones that the other ranks have are gone.
-
-    Raises:
-        ConfigError: they may have been.
+    ``IterableDataset.shard`` leaves no trace: after it the ones that the other ranks have are gone. ConfigError if they may
+    have been.
     """
     if module == _ACCELERATE and _is_iterable_dataset(getattr(one, "dataset", None)):
         raise ConfigError(
@@ -115,8 +109,7 @@ def _check_shards(module: str, one: Any) -> None:
 def _check_seeds(root: Any, division: OuterDivision) -> None:
     """See that all ranks bring samples into one order, before each keeps its slice.
 
-    Raises:
-        ConfigError: each draws an order of its own.
+    ConfigError if each draws an order of its own.
     """
     for one in _chain(root):
         generator = getattr(one, "generator", None)

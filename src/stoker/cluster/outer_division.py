@@ -86,8 +86,7 @@ def wrappers_imported() -> bool:
 def outer_division() -> OuterDivision | None:
     """The division by a wrapper that calls this process now; ``None``: there is none, and the dataset divides.
 
-    Raises:
-        ConfigError: there are two wrappers, one in the other, or one that would divide single batches of a dataset.
+    ConfigError if there are two wrappers, one in the other, or one that would divide single batches of a dataset.
     """
     if not wrappers_imported() or in_user_code():
         return None  # a dataset that a transform reads: its samples are for the transform, not for the wrapper
@@ -140,8 +139,7 @@ def skipped_batches() -> int:
 def _check_not_divided_again(module: str, frame: FrameType) -> None:
     """See that no function runs that divides what a dataset delivers, without a way for the dataset to leave it to that.
 
-    Raises:
-        ConfigError: one does.
+    ConfigError if one does.
     """
     if module == _PIPES:
         name, parts = "sharding_filter", getattr(frame.f_locals.get("self"), "num_of_instances", 1)
@@ -181,10 +179,7 @@ def _is_dispatcher(one: Any) -> bool:
 def _describe(one: Any, frame: FrameType, *, direct: bool) -> OuterDivision | None:
     """The division of a wrapper whose method runs; ``None`` where only a method further out tells.
 
-    Args:
-        one: the wrapper.
-        frame: of its method.
-        direct: whether it takes the samples from the dataset's own iterator.
+    ``one``: the wrapper. ``frame``: of its method. ``direct``: whether it takes the samples from the dataset's own iterator.
     """
     if _is_dispatcher(one):
         return _describe_dispatcher(one, vars(one), frame)

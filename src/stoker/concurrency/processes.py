@@ -35,12 +35,9 @@ _LOOK_SECONDS: Final = 1.0
 class WorkerProcess:
     """A process that serves this one.
 
-    Args:
-        name: of the process.
-        serve: what it does, a function of a module: called with its end of the pipe and with ``args``, which are pickled for
-            a fresh process.
-        args: the rest of the arguments.
-        start_method: ``"spawn"``: a fresh process; ``"fork"``: a copy of this one.
+    ``name``: of the process. ``serve``: what it does, a function of a module: called with its end of the pipe and with
+    ``args``, which are pickled for a fresh process. ``args``: the rest of the arguments. ``start_method``: ``"spawn"``: a
+    fresh process; ``"fork"``: a copy of this one.
     """
 
     def __init__(self, name: str, serve: Callable[..., None], *args: Any, start_method: StartMethod = "spawn") -> None:

@@ -237,8 +237,7 @@ class Threads:
     def _start(self) -> None:
         """Start a thread, or where the system allows no more of them, leave the work to those that are there.
 
-        Raises:
-            StokerError: there is none.
+        StokerError if there is none.
         """
         running = self._running
         thread = threading.Thread(target=_serve, args=(running.queue,), name=f"stoker-{self._name}", daemon=True)
@@ -263,13 +262,9 @@ class Threads:
     def submit_each(self, items: Sequence[_S], each: Callable[[_S], _R], end: Callable[[list[_R]], _T]) -> Future[_T]:
         """Run ``each`` for each item on the threads of the pool, then ``end`` on the one that is done last.
 
-        This costs a future for all of them, and not one for each.
-
-        Args:
-            items: at least one.
-            each: called with an item.
-            end: called with all results, as they came; without those of items that a closed pool has left out. What it
-                returns is the future's result.
+        This costs a future for all of them, and not one for each. ``items``: at least one. ``each``: called with an item.
+        ``end``: called with all results, as they came; without those of items that a closed pool has left out. What it
+        returns is the future's result.
         """
         return self._put(_Items(items, each, end), len(items))
 

@@ -50,12 +50,8 @@ def step_of(error: BaseException) -> Any | None:
 class UserFunction:
     """A function of the user that another library calls in an iteration. Its ``StopIteration`` does not end the iteration.
 
-    Args:
-        function: the function.
-        name: the name of the argument that took it.
-
-    Raises:
-        TransformError: the function raised ``StopIteration``.
+    TransformError if the function raised ``StopIteration``. ``function``: the function. ``name``: the name of the argument
+    that took it.
     """
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:

@@ -39,8 +39,7 @@ def with_epoch_start(order: SampleOrder, position: EpochPosition, data_rank: Dat
 def read_start(order: SampleOrder, values: Any) -> EpochStart | None:
     """The start that a state holds, ``None`` where it has none or the order depends on none.
 
-    Raises:
-        StateError: it is not of this order.
+    StateError if it is not of this order.
     """
     return order.start_type.read(values) if values is not None and isinstance(order, StartDependent) else None
 
@@ -144,8 +143,7 @@ class MosaicmlStates(Protocol):
     def read_mosaicml_state(self, state: Mapping[str, Any]) -> EpochPosition:
         """The position at which a ``state_dict`` of mosaicml-streaming says that its run stopped.
 
-        Raises:
-            StateError: it is none.
+        StateError if it is none.
         """
         ...
 
@@ -157,9 +155,7 @@ class MosaicmlStates(Protocol):
 def mosaicml_position(order: SampleOrder, state: Mapping[str, Any]) -> EpochPosition:
     """The position of a ``state_dict`` of mosaicml-streaming.
 
-    Raises:
-        StateError: the dict is no such state.
-        ConfigError: the order is not mosaicml-streaming's.
+    StateError if the dict is no such state. ConfigError if the order is not mosaicml-streaming's.
     """
     if "sample_in_epoch" not in state:
         raise StateError("this is not a state of a StreamingDataset: it has no version")

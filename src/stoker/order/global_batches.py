@@ -107,8 +107,7 @@ class BatchPlan:
     def positions(self, first: int, last: int, step: int = 1) -> Ids:
         """Positions of this rank's full batches ``first, first + step, ...`` below ``last``.
 
-        Returns:
-            int64 of shape ``(batches, batch_size)``.
+        Gives int64 of shape ``(batches, batch_size)``.
         """
         batches: Ids = np.arange(first, last, step, dtype=np.int64)
         starts: Ids = self.start + batches * self.global_batch_size
@@ -179,8 +178,7 @@ class DevicePlan(BatchPlan):
     def positions(self, first: int, last: int, step: int = 1) -> Ids:
         """Positions of this rank's full batches ``first, first + step, ...`` below ``last``.
 
-        Returns:
-            int64 of shape ``(batches, batch_size)``.
+        Gives int64 of shape ``(batches, batch_size)``.
         """
         begun = self.start // self.batch_size
         units = BatchPlan(
@@ -241,8 +239,7 @@ def _offsets(first: Ids, length: int, entry: Ids, nodes: int) -> Ids:
 def check_batch(batch_size: int, begun: int) -> None:
     """Check that an epoch whose batches are of one stream each is finished with the batches that it was begun with.
 
-    Raises:
-        ConfigError: it is not.
+    ConfigError if it is not.
     """
     if batch_size != begun:
         raise ConfigError(

@@ -55,15 +55,10 @@ class OrderWithout:
     In the place of each comes the sample at the first position of :func:`candidates` that is not left out; for a range of
     positions, at first that which lies the range's length before, or after, where the epoch has none before.
 
-    Args:
-        run: the order, and the reader's batches.
-        table: where the ids of each shard begin.
-        left_out: what is left out.
-
-    Raises:
-        ConfigError: a range of positions is to be left out, and the plan does not count them through global batches, or the
-            epoch has none of them; or it is a plan of one's own that has no
-            :meth:`~stoker.order.sample_order.SpannedPlan.spans`.
+    ConfigError if a range of positions is to be left out, and the plan does not count them through global batches, or the
+    epoch has none of them; or it is a plan of one's own that has no :meth:`~stoker.order.sample_order.SpannedPlan.spans`.
+    ``run``: the order, and the reader's batches. ``table``: where the ids of each shard begin. ``left_out``: what is left
+    out.
     """
 
     def __init__(self, run: Run, table: ShardTable, left_out: Exclusion) -> None:
@@ -84,8 +79,7 @@ class OrderWithout:
     def locate(self, positions: Ids, /) -> tuple[Ids, Ids]:
         """Shard number and row of the sample at each position.
 
-        Raises:
-            ConfigError: every sample that was tried in the place of one is left out, too.
+        ConfigError if every sample that was tried in the place of one is left out, too.
         """
         shards, rows = self._order.locate(positions)
         out = np.flatnonzero(self._out(positions, shards, rows))

@@ -53,10 +53,8 @@ class NativeStart(EpochStart):
 class NativeOrder:
     """Stoker's own :class:`~stoker.order.sample_order.SampleOrder`.
 
-    Args:
-        sources: the streams, at least one.
-        settings: everything else.
-        origin: where a run with changed streams was restarted.
+    ``sources``: the streams, at least one. ``settings``: everything else. ``origin``: where a run with changed streams was
+    restarted.
 
     Attributes:
         epoch_size: positions in an epoch.
@@ -228,8 +226,7 @@ class NativeOrder:
     def run(self, position: EpochPosition, data_rank: DataRank) -> Run:
         """The samples of one reader from ``position`` to the end of its epoch.
 
-        Raises:
-            ConfigError: the world or the batch size does not fit the partition, or an epoch that was begun with another.
+        ConfigError if the world or the batch size does not fit the partition, or an epoch that was begun with another.
         """
         if position.position > self.epoch_size:
             raise ConfigError(f"position {position.position} is not in an epoch of {self.epoch_size}")

@@ -36,9 +36,7 @@ class NumberSet(Protocol):
 class Progression:
     """Numbers whose remainder by a modulus is in a ``range``: closed form, nothing is stored.
 
-    Args:
-        modulus: at least 1.
-        residues: rising, not empty, inside ``[0, modulus)``.
+    ``modulus``: at least 1. ``residues``: rising, not empty, inside ``[0, modulus)``.
     """
 
     def __init__(self, modulus: int, residues: range) -> None:
@@ -64,8 +62,7 @@ class Progression:
 class Ranges:
     """Numbers inside half-open ranges.
 
-    Args:
-        ranges: ``(start, stop)`` each, ``0 <= start <= stop``, in rising order and not overlapping.
+    ``ranges``: ``(start, stop)`` each, ``0 <= start <= stop``, in rising order and not overlapping.
     """
 
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -89,11 +86,7 @@ class Ranges:
 
 
 class Sorted:
-    """Listed numbers.
-
-    Args:
-        values: rising; int64, used as it is (it may lie in a mapped file).
-    """
+    """Listed numbers. ``values``: rising; int64, used as it is (it may lie in a mapped file)."""
 
     def __init__(self, values: Ids) -> None:
         # A slice of a mapped array does not know where in the file it begins.
@@ -120,11 +113,7 @@ def _map_again(path: str, dtype: str, offset: int, shape: tuple[int, ...]) -> So
 
 
 class AllBut:
-    """All numbers but the listed ones.
-
-    Args:
-        values: rising; int64, to which 8 bytes an entry are added.
-    """
+    """All numbers but the listed ones. ``values``: rising; int64, to which 8 bytes an entry are added."""
 
     def __init__(self, values: Ids) -> None:
         self._values = np.asarray(values)
@@ -167,11 +156,9 @@ class _ByNumber:
 class Residues(_ByNumber):
     """The samples whose dense number leaves one of some remainders.
 
-    Args:
-        parent: what is chosen from.
-        modulus: the divisor, at least 1.
-        residues: remainders, rising, not none, each in ``[0, modulus)``.
-        key: where given, the samples of each shard are first put in an order keyed by this and the shard's number.
+    ``parent``: what is chosen from. ``modulus``: the divisor, at least 1. ``residues``: remainders, rising, not none, each in
+    ``[0, modulus)``. ``key``: where given, the samples of each shard are first put in an order keyed by this and the shard's
+    number.
     """
 
     def __init__(self, parent: Selection, modulus: int, residues: range, key: int | None = None) -> None:
@@ -183,9 +170,8 @@ class Residues(_ByNumber):
 class Span(_ByNumber):
     """The samples in ranges of dense numbers.
 
-    Args:
-        parent: what is chosen from.
-        ranges: ``(start, stop)`` each, half open, in rising order, not overlapping, inside ``[0, total]``.
+    ``parent``: what is chosen from. ``ranges``: ``(start, stop)`` each, half open, in rising order, not overlapping, inside
+    ``[0, total]``.
     """
 
     def __init__(self, parent: Selection, ranges: Sequence[tuple[int, int]]) -> None:
@@ -195,9 +181,7 @@ class Span(_ByNumber):
 class Numbered(_ByNumber):
     """The samples with these dense numbers.
 
-    Args:
-        parent: what is chosen from.
-        values: int64, rising, inside ``[0, total)``; not checked, and kept as it is.
+    ``parent``: what is chosen from. ``values``: int64, rising, inside ``[0, total)``; not checked, and kept as it is.
     """
 
     def __init__(self, parent: Selection, values: Ids) -> None:
@@ -207,14 +191,10 @@ class Numbered(_ByNumber):
 class Listed(_ByNumber):
     """Those of the listed samples that the parent has: 8 bytes each.
 
-    Args:
-        parent: what is chosen from.
-        ids: sample ids, which count through the whole table's shards; each once, in any order. A sorted int64 array of
-            which the parent is :class:`Everything` is used without a copy; it may be a mapped file.
-        checked: the ids are known to be int64, sorted, distinct and of this table, so they are not checked again.
-
-    Raises:
-        ConfigError: an id is listed twice or is not in the table.
+    ConfigError if an id is listed twice or is not in the table. ``parent``: what is chosen from. ``ids``: sample ids, which
+    count through the whole table's shards; each once, in any order. A sorted int64 array of which the parent is
+    :class:`Everything` is used without a copy; it may be a mapped file. ``checked``: the ids are known to be int64, sorted,
+    distinct and of this table, so they are not checked again.
     """
 
     def __init__(self, parent: TableSelection, ids: Sequence[int] | NDArray[np.integer], checked: bool = False) -> None:
@@ -225,12 +205,8 @@ class Listed(_ByNumber):
 class Without(_ByNumber):
     """All samples of the parent but the listed ones: 16 bytes for each of these.
 
-    Args:
-        parent: what is chosen from.
-        ids: as for :class:`Listed`; those that the parent lacks change nothing.
-
-    Raises:
-        ConfigError: an id is listed twice or is not in the table.
+    ConfigError if an id is listed twice or is not in the table. ``parent``: what is chosen from. ``ids``: as for
+    :class:`Listed`; those that the parent lacks change nothing.
     """
 
     def __init__(self, parent: TableSelection, ids: Sequence[int] | NDArray[np.integer]) -> None:

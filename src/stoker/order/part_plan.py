@@ -31,8 +31,7 @@ class Rounds:
     parts come larger ones first, equal ones by number. So the parts of a later round are always the first of those of an
     earlier, and rounds with the same number of parts form a band, in which division finds the round.
 
-    Args:
-        sizes: int64, shape ``(parts,)``: samples of each part. At most 2**21 parts of at most 2**42 samples.
+    ``sizes``: int64, shape ``(parts,)``: samples of each part. At most 2**21 parts of at most 2**42 samples.
 
     Attributes:
         parts: number of parts.
@@ -211,8 +210,7 @@ class PartPlan:
     def position_at(self, samples: int) -> int:
         """The position that a resume starts from after ``samples`` of all ranks together, repeated ones counted.
 
-        Raises:
-            ConfigError: some of them are repeated, and this is no whole number of steps.
+        ConfigError if some of them are repeated, and this is no whole number of steps.
         """
         start, step = self.rounds.position_of_round(self.start_round), self.batch_size * self.world_size
         if self.remainder == "drop" and samples >= len(self) * step:

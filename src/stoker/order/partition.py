@@ -100,11 +100,7 @@ class Elastic:
 
 
 def partition_from_dict(values: Mapping[str, Any]) -> Partition:
-    """The strategy that ``as_dict`` described.
-
-    Raises:
-        StateError: there is no such strategy, or it has other arguments.
-    """
+    """The strategy that ``as_dict`` described. StateError if there is no such strategy, or it has other arguments."""
     # Few datasets are read by one of them.
     from stoker.order.partition_strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
 

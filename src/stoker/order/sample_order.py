@@ -85,8 +85,7 @@ class Plan(Protocol):
     def position_at(self, samples: int) -> int:
         """The position that a resume starts from after ``samples`` of all ranks together, repeated ones counted.
 
-        Raises:
-            ConfigError: some of them are repeated, and this is no whole number of steps.
+        ConfigError if some of them are repeated, and this is no whole number of steps.
         """
         ...
 
@@ -171,23 +170,15 @@ def check_spanned(plan: Plan, setting: str) -> None:
 def spans_of(plan: Plan, setting: str) -> Spans:
     """The spans of a plan's epoch.
 
-    Args:
-        plan: of any rank.
-        setting: what asks for other samples, for the message.
-
-    Raises:
-        ConfigError: the plan is one's own, and does not know them.
+    ConfigError if the plan is one's own, and does not know them. ``plan``: of any rank. ``setting``: what asks for other
+    samples, for the message.
     """
     check_spanned(plan, setting)
     return cast(SpannedPlan, plan).spans()
 
 
 def check_rank(rank: int, world_size: int, batch_size: int = 1) -> None:
-    """Check that a rank is one of a world, and its batches have samples.
-
-    Raises:
-        ConfigError: it is not, or they have none.
-    """
+    """Check that a rank is one of a world, and its batches have samples. ConfigError if it is not, or they have none."""
     at_least(1, batch_size=batch_size)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} is not in a world of {world_size}")
@@ -231,8 +222,7 @@ class EpochStart:
     def read(cls, values: Any) -> Self:
         """The start that a state holds: a dict by name, or a list of numbers in the order of the fields, as states had.
 
-        Raises:
-            StateError: it is neither, or has other fields or other values.
+        StateError if it is neither, or has other fields or other values.
         """
         names = [field.name for field in fields(cls)]
         if isinstance(values, Sequence) and not isinstance(values, str) and 3 <= len(values) <= 6:

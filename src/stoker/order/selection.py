@@ -78,9 +78,7 @@ class Selection(Protocol):
     def rows(self, shards: Ids, numbers: Ids) -> Ids:
         """Row of chosen sample ``numbers[i]`` of shard ``shards[i]``; int64 of the same shape.
 
-        Args:
-            shards: shard numbers.
-            numbers: of the same shape, each in ``[0, sizes[shard])``.
+        ``shards``: shard numbers. ``numbers``: of the same shape, each in ``[0, sizes[shard])``.
         """
         ...
 
@@ -146,11 +144,8 @@ class Split(Drawn):
     are appended. How near the number of samples comes to the share: see :mod:`stoker.order.selection` (within
     one sample for multiples of 5 %).
 
-    Args:
-        table: the shards.
-        low: share where it begins, in [0, 1]; floats are taken as they are written (0.1 is a tenth).
-        high: share where it ends, above ``low``.
-        seed: any integer.
+    ``table``: the shards. ``low``: share where it begins, in [0, 1]; floats are taken as they are written (0.1 is a tenth).
+    ``high``: share where it ends, above ``low``. ``seed``: any integer.
     """
 
     def __init__(self, table: ShardTable, low: float | Fraction, high: float | Fraction, seed: int) -> None:
@@ -166,13 +161,9 @@ class Split(Drawn):
 class Sampled(Drawn):
     """A fixed random subset of exactly ``count`` samples; a larger ``count`` of the same key has all of a smaller one.
 
-    :func:`_subsample_sizes` decides how many come from each shard, a bijection keyed by shard which.
-
-    Args:
-        parent: what is drawn from; less than 2**42 samples.
-        count: samples, in ``[0, total of parent]``.
-        granularity: samples that are taken of a shard at a time, at least 1.
-        key: of the draw.
+    :func:`_subsample_sizes` decides how many come from each shard, a bijection keyed by shard which. ``parent``: what is
+    drawn from; less than 2**42 samples. ``count``: samples, in ``[0, total of parent]``. ``granularity``: samples that are
+    taken of a shard at a time, at least 1. ``key``: of the draw.
     """
 
     def __init__(self, parent: Selection, count: int, granularity: int, key: int) -> None:
@@ -190,11 +181,8 @@ def _subsample_sizes(available: Ids, count: int, granularity: int, key: int) -> 
     as large as a shard, whole shards are taken in random order; and a larger draw of the same key takes at least as much of
     every shard.
 
-    Args:
-        available: samples in each shard, fewer than 2**42 in one.
-        count: samples to draw, at most all.
-        granularity: samples that are taken of a shard at a time.
-        key: of the draw.
+    ``available``: samples in each shard, fewer than 2**42 in one. ``count``: samples to draw, at most all. ``granularity``:
+    samples that are taken of a shard at a time. ``key``: of the draw.
     """
     unit = min(granularity, max(int(available.max(initial=1)), 1))
     units = -(-available // unit)

@@ -72,8 +72,7 @@ class OrderChoices:
 class NativeSettings(OrderChoices):
     """Everything that stoker's own order depends on, apart from the streams.
 
-    Raises:
-        ConfigError: choices that make no sense, or do not go together.
+    ConfigError for choices that make no sense, or do not go together.
     """
 
     shuffle: str = "none"

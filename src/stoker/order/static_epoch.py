@@ -60,8 +60,7 @@ class StaticEpochs:
     def run(self, position: EpochPosition, data_rank: DataRank, home: int, batch: int) -> Run:
         """The samples of a reader in an epoch that began on ``home`` ranks with batches of ``batch``.
 
-        Raises:
-            ConfigError: samples that can not be divided so, or another batch size where batches are of one stream each.
+        ConfigError for samples that can not be divided so, or another batch size where batches are of one stream each.
         """
         settings, quotas = self._settings, self._quotas
         if self._batching == "device_per_stream":

@@ -95,8 +95,7 @@ def runs_with_step(
 def _steps_before(run_of: Callable[[EpochPosition, int], Run], point: EpochPosition, step: int) -> int:
     """The number of an epoch's steps before a position in it; more than ``step``, where that one is before the position.
 
-    Raises:
-        ConfigError: the position is between two steps, and ``step`` is not before them.
+    ConfigError if the position is between two steps, and ``step`` is not before them.
     """
     if not point.position:
         return 0

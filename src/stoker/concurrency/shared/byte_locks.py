@@ -43,18 +43,13 @@ def lock_byte(descriptor: int, offset: int, kind: Literal["shared", "exclusive"]
 def unlock_byte(descriptor: int, offset: int, *, at_once: bool = False) -> None:
     """Unlock the byte at ``offset``, if the description has a lock there; ``at_once`` is that of :func:`lock_byte`.
 
-    Raises:
-        OSError: the descriptor is closed.
+    OSError if the descriptor is closed.
     """
     _ask(descriptor, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, offset, at_once)
 
 
 def is_byte_locked(descriptor: int, offset: int) -> bool:
-    """Whether another open file description has any lock on the byte at ``offset``.
-
-    Raises:
-        OSError: the descriptor is closed.
-    """
+    """Whether another open file description has any lock on the byte at ``offset``. OSError if the descriptor is closed."""
     return _ask(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, offset) != fcntl.F_UNLCK
 
 

@@ -32,8 +32,7 @@ _BYTE_ORDER: Final = "byteorder"
 class SharedBytes:
     """Read-only bytes of a file, which processes share. A spawned child is handed the file; any other copy has all bytes.
 
-    Args:
-        data: the bytes; or a descriptor of a file, which is taken over. Nobody may write to that file or cut it.
+    ``data``: the bytes; or a descriptor of a file, which is taken over. Nobody may write to that file or cut it.
 
     Attributes:
         view: the bytes.
@@ -55,8 +54,7 @@ class SharedBytes:
     def of(cls, data: Sequence[bytes | memoryview]) -> SharedBytes:
         """Parts one after the other, in memory without a name.
 
-        Raises:
-            OSError: the process has too many files open, or memory is full.
+        OSError if the process has too many files open, or memory is full.
         """
         if not _is_mapped(sum(map(len, data))):
             return cls(b"".join(data))
@@ -73,12 +71,8 @@ class SharedBytes:
     def of_file(cls, file: int, *, may_map: bool) -> SharedBytes:
         """The bytes of a file: mapped, or read where they are few or many files are mapped.
 
-        Args:
-            file: a descriptor, which is taken over.
-            may_map: whether it stays whole while it is mapped, whatever other machines do.
-
-        Raises:
-            OSError: it can not be read or mapped.
+        OSError if it can not be read or mapped. ``file``: a descriptor, which is taken over. ``may_map``: whether it stays
+        whole while it is mapped, whatever other machines do.
         """
         if may_map and _is_mapped(os.fstat(file).st_size):
             return cls(file)
@@ -112,11 +106,7 @@ def _identity_of(file: int) -> tuple[int, int, int]:
 
 
 def _received(file: Any, identity: tuple[int, int, int]) -> SharedBytes:
-    """The same bytes in a spawned child.
-
-    Raises:
-        StokerError: the parent closed the file, and its number is that of another one.
-    """
+    """The same bytes in a spawned child. StokerError if the parent closed the file, and its number is that of another one."""
     received: int = file.detach()
     if _identity_of(received) != identity:
         os.close(received)
@@ -130,10 +120,7 @@ def _received(file: Any, identity: tuple[int, int, int]) -> SharedBytes:
 def pack_arrays(magic: bytes, header: Mapping[str, Any], arrays: Sequence[bytes | memoryview]) -> list[Any]:
     """The parts of a file.
 
-    Args:
-        magic: 8 bytes that tell what it holds.
-        header: JSON values.
-        arrays: bytes of the arrays, one after the other.
+    ``magic``: 8 bytes that tell what it holds. ``header``: JSON values. ``arrays``: bytes of the arrays, one after the other.
     """
     text = json.dumps({**header, _BYTE_ORDER: sys.byteorder}).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
@@ -147,8 +134,7 @@ def pack_arrays(magic: bytes, header: Mapping[str, Any], arrays: Sequence[bytes 
 def unpack_arrays(magic: bytes, data: SharedBytes) -> tuple[dict[str, Any], int]:
     """The header of a file, and where its arrays begin: a multiple of 8.
 
-    Raises:
-        ValueError: it is damaged, of another kind, or of another machine.
+    ValueError if it is damaged, of another kind, or of another machine.
     """
     view = data.view
     if bytes(view[:_CHECKED]) != magic + xxhash.xxh3_128_digest(view[_CHECKED:]):
@@ -163,15 +149,9 @@ def unpack_arrays(magic: bytes, data: SharedBytes) -> tuple[dict[str, Any], int]
 def cut_arrays(view: memoryview, at: int, columns: Sequence[tuple[Literal["q", "i"], int]]) -> Iterator[memoryview]:
     """Arrays that lie one after the other, and last the bytes after them.
 
-    Single elements of a memory view take a fourth of the time that those of a NumPy array take.
-
-    Args:
-        view: the memory.
-        at: where the first begins.
-        columns: of each array the type, as :mod:`struct` has it, and the number of its elements.
-
-    Raises:
-        ValueError, TypeError: the memory is too short.
+    Single elements of a memory view take a fourth of the time that those of a NumPy array take. ValueError or TypeError if
+    the memory is too short. ``view``: the memory. ``at``: where the first begins. ``columns``: of each array the type, as
+    :mod:`struct` has it, and the number of its elements.
     """
     for kind, count in columns:
         end = at + (4 if kind == "i" else 8) * count

@@ -35,14 +35,8 @@ def is_child() -> bool:
 class SharedFile:
     """An anonymous file, and the right to change it for one thread of one process at a time.
 
-    Pickle it only where :func:`spawning` says so.
-
-    Args:
-        name: shown among the process's descriptors.
-        size: bytes; they are zeros, and take memory when they are written.
-
-    Raises:
-        StokerError: a limit of this process is below this size.
+    Pickle it only where :func:`spawning` says so. StokerError if a limit of this process is below this size. ``name``: shown
+    among the process's descriptors. ``size``: bytes; they are zeros, and take memory when they are written.
     """
 
     _file: int
@@ -70,8 +64,7 @@ class SharedFile:
     def locked(self) -> Iterator[None]:
         """Keep all other threads out, of this process and of all others. May be nested.
 
-        Raises:
-            StokerError: ``/proc`` is not mounted.
+        StokerError if ``/proc`` is not mounted.
         """
         # The kernel's lock belongs to an open file description, which threads share: so a thread lock comes first.
         # A POSIX record lock (lockf) would not do. It belongs to the process, so where threads of two processes wait for
@@ -93,16 +86,14 @@ class SharedFile:
     def claim(self, number: int) -> bool:
         """Claim a number for this process, until it ends; whether no other process has it. Nobody waits.
 
-        Raises:
-            StokerError: ``/proc`` is not mounted.
+        StokerError if ``/proc`` is not mounted.
         """
         return lock_byte(self._own_description(), number, "exclusive")
 
     def hold(self, numbers: Iterable[int]) -> int:
         """A descriptor by which numbers are held, as long as any process has it: this one, or one that inherits it.
 
-        Raises:
-            OSError: ``/proc`` is not mounted, or this process can have no more files.
+        OSError if ``/proc`` is not mounted, or this process can have no more files.
         """
         descriptor = os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY | os.O_CLOEXEC)
         for number in numbers:

@@ -35,12 +35,8 @@ class NodeFile:
     Where the process that others ask ends, those that have the file keep it, and the next to :meth:`offer` it is asked.
     A process that :mod:`multiprocessing` started takes the file of its parent, even where another process listens by then.
 
-    Args:
-        name: of the file; processes of one user and one PID namespace find each other by it.
-        size: bytes of a new file; they are zeros, and take memory when they are written.
-
-    Raises:
-        StokerError, OSError: it can not be shared here; says why.
+    StokerError or OSError if it can not be shared here; says why. ``name``: of the file; processes of one user and one PID
+    namespace find each other by it. ``size``: bytes of a new file; they are zeros, and take memory when they are written.
     """
 
     def __init__(self, name: str, size: int) -> None:
@@ -141,12 +137,8 @@ class NodeFile:
 def path_for_others(number: int) -> str:
     """The path by which other processes, and this one, open a file of this process.
 
-    Args:
-        number: its descriptor.
-
-    Raises:
-        StorageError: ``/proc`` is not that of this process: what is there under its number may be another process, whose
-            files are not to be touched.
+    StorageError if ``/proc`` is not that of this process: what is there under its number may be another process, whose files
+    are not to be touched. ``number``: its descriptor.
     """
     process = os.getpid()
     if os.readlink("/proc/self") != str(process):
@@ -159,13 +151,7 @@ def path_for_others(number: int) -> str:
 def open_file_of(process: int, number: int, name: str) -> int:
     """A descriptor of an anonymous file of another process of this user, opened for reading and writing.
 
-    Args:
-        process: its process id.
-        number: its descriptor.
-        name: of the file.
-
-    Raises:
-        OSError: there is no such file.
+    OSError if there is no such file. ``process``: its process id. ``number``: its descriptor. ``name``: of the file.
     """
     wanted = f"/memfd:{name} (deleted)"
     path = f"/proc/{'self' if process == os.getpid() else process}/fd/{number}"
@@ -182,8 +168,7 @@ def open_file_of(process: int, number: int, name: str) -> int:
 def _find(name: str, address: str) -> int | None:
     """The file of the process that listens; ``None`` where it has just ended, or does not listen yet.
 
-    Raises:
-        StokerError, OSError: it is another user's or container's, or may not be looked at.
+    StokerError or OSError if it is another user's or container's, or may not be looked at.
     """
     with _socket() as asking:
         try:
@@ -224,11 +209,7 @@ def _socket() -> socket.socket:
 
 
 def _check_visible() -> None:
-    """Check that others can open files of this process by way of ``/proc``.
-
-    Raises:
-        StokerError: they can not; says why.
-    """
+    """Check that others can open files of this process by way of ``/proc``. StokerError if they can not; says why."""
     path_for_others(0)
     if _LIBC.prctl(_GET_DUMPABLE, 0, 0, 0, 0) != 1:
         raise StokerError(

@@ -22,9 +22,7 @@ _ROWS: Final = 128
 class SharedRows:
     """Counters of an object, of its copies in forked and spawned children, and of no other.
 
-    Args:
-        name: of the memory, among the process's descriptors.
-        cells: int64 counters of a row.
+    ``name``: of the memory, among the process's descriptors. ``cells``: int64 counters of a row.
     """
 
     adds_up: ClassVar = True

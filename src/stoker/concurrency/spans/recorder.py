@@ -101,8 +101,7 @@ MOST_SPANS: Final = 1 << 22
 class Recorder(ProcessLocal):
     """Records spans of this process and of its children in a folder.
 
-    Args:
-        folder: of the files: for each process one of spans and one of lines of JSON about it and its threads.
+    ``folder``: of the files: for each process one of spans and one of lines of JSON about it and its threads.
     """
 
     def __init__(self, folder: str) -> None:
@@ -257,10 +256,8 @@ def join_recording(folder: str | None) -> None:
 def note_settings(loader: str, settings: Mapping[str, Any]) -> None:
     """Note the settings of a loader that begins to iterate, where a trace runs: a profile names no others.
 
-    Args:
-        loader: its public class.
-        settings: as they are written, such as ``"read=ReadOptions(read_threads=)"``, to their values; a method that is called
-            instead is written ``"batches()"``.
+    ``loader``: its public class. ``settings``: as they are written, such as ``"read=ReadOptions(read_threads=)"``, to their
+    values; a method that is called instead is written ``"batches()"``.
     """
     if _recorder is not None:
         _recorder.note_loader(loader, settings)
@@ -339,8 +336,7 @@ class WaitClock:
     def at_hand(self) -> int:
         """Say that the consumer has come back, and gets what came together with the item before.
 
-        Returns:
-            After how many items it is to be said again: the next one, or some where those before took little time.
+        Gives after how many items it is to be said again: the next one, or some where those before took little time.
         """
         running = _recorder
         if running is None:

@@ -52,10 +52,8 @@ class SampleClock:
     step of reading, and none in the 15 steps after it. Of samples that are made in one go, the time of all is known, and is
     divided as that of those that are measured is: one of 16, of those below 100 µs one of 64.
 
-    Args:
-        recorder: of this process.
-        known: of the dataset, for :meth:`first_decoded`.
-        together: whether they are made in one go, with nothing else in between.
+    ``recorder``: of this process. ``known``: of the dataset, for :meth:`first_decoded`. ``together``: whether they are made
+    in one go, with nothing else in between.
     """
 
     __slots__ = (
@@ -88,10 +86,8 @@ class SampleClock:
     ) -> Iterator[Any]:
         """Samples, or what is made of them. Taking each is recorded as its decoding, and the rest as its transforming.
 
-        Args:
-            samples: each is made when it is asked for.
-            remaining: an iterator whose length hint is the number of samples not yet taken.
-            apply: makes something of each of some samples; ``None``: they are not transformed.
+        ``samples``: each is made when it is asked for. ``remaining``: an iterator whose length hint is the number of samples
+        not yet taken. ``apply``: makes something of each of some samples; ``None``: they are not transformed.
         """
         # A generator in between would cost more than 2 % of a small sample.
         return chain.from_iterable(self._parts(samples, remaining, apply, None))

@@ -46,11 +46,7 @@ class Interleave:
     def locate(self, index: Ids) -> tuple[Ids, Ids]:
         """Stream of each element, and its number among those of the stream, which rises with ``index``.
 
-        Args:
-            index: int64, shape ``(k,)``, in ``[0, total)``.
-
-        Returns:
-            Two int64 arrays of shape ``(k,)``.
+        ``index``: int64, shape ``(k,)``, in ``[0, total)``. Gives two int64 arrays of shape ``(k,)``.
         """
         if not self._size.size:
             return np.full(index.size, int(np.argmax(self.counts)), dtype=np.int64), index

@@ -164,11 +164,7 @@ class Mixing:
         This is what :class:`~stoker.order.mixture.stratified_batches.StratifiedPlan` deals; :meth:`codes` has the same
         samples in all, in units and scrambled.
 
-        Args:
-            index: int64, shape ``(k,)``, in ``[0, total]``.
-
-        Returns:
-            int64 of shape ``(k, streams)``.
+        ``index``: int64, shape ``(k,)``, in ``[0, total]``. Gives int64 of shape ``(k, streams)``.
         """
         return self.begun + self._interleave.counts_before(index)
 
@@ -282,10 +278,8 @@ def _split(values: Ids, size: int) -> tuple[Ids, Ids]:
 class EpochMixture:
     """The mixings of an epoch, one after the other: positions to codes.
 
-    Args:
-        firsts: first position of each in the epoch, rising. Nothing is asked below the first of them.
-        offsets: what position of the mixing that is, of each.
-        mixings: the mixings.
+    ``firsts``: first position of each in the epoch, rising. Nothing is asked below the first of them. ``offsets``: what
+    position of the mixing that is, of each. ``mixings``: the mixings.
     """
 
     __slots__ = ("_firsts", "_offsets", "mixings")

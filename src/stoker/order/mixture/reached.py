@@ -71,11 +71,7 @@ class Reached:
 
     @classmethod
     def read(cls, count: int, value: Any) -> Reached:
-        """Read what :meth:`as_dict` has told beside the count.
-
-        Raises:
-            StateError: it is damaged.
-        """
+        """Read what :meth:`as_dict` has told beside the count. StateError if it is damaged."""
         if value is None:
             return cls(count)
         try:
@@ -129,11 +125,7 @@ class RunOrigin:
 
     @classmethod
     def read(cls, value: Any) -> RunOrigin:
-        """Read what :meth:`as_dict` has told.
-
-        Raises:
-            StateError: it is damaged.
-        """
+        """Read what :meth:`as_dict` has told. StateError if it is damaged."""
         if not value:
             return cls()
         try:
@@ -179,8 +171,7 @@ class RunProgress:
 class Renumbering:
     """Codes of samples as a run counts them, to codes of the streams' numbers.
 
-    Args:
-        reached: for each stream, how far the run had got when it began to count so.
+    ``reached``: for each stream, how far the run had got when it began to count so.
     """
 
     def __init__(self, reached: Iterable[Reached]) -> None:
@@ -240,12 +231,8 @@ class Before:
     def read(cls, value: Any, starts: Ids) -> Before:
         """Read what :meth:`as_dict` has told.
 
-        Args:
-            value: that.
-            starts: the stream's first sample in each of its shards, and their number at the end.
-
-        Raises:
-            StateError: it is damaged.
+        StateError if it is damaged. ``value``: that. ``starts``: the stream's first sample in each of its shards, and their
+        number at the end.
         """
         try:
             numbers = [value[name] for name in ("samples", "consumed")]
@@ -272,11 +259,7 @@ class Before:
         return first_left(self.reached)
 
     def left(self, total: int) -> int:
-        """Samples that are left of the pass that was begun.
-
-        Args:
-            total: samples of a pass.
-        """
+        """Samples that are left of the pass that was begun. ``total``: samples of a pass."""
         end = self.reached.count + len(self.reached.passed)
         passes = -(-(end - self.begun) // total) if total else 0
         return self.begun + max(0, passes) * total - self.reached.count if total else 0
@@ -294,13 +277,8 @@ def first_left(reached: Reached) -> int:
 def still_begun(before: Sequence[Before], sizes: Ids, reached: Reached) -> tuple[Before, ...]:
     """Earlier forms of a stream that its order still depends on: none, where no pass of it is begun.
 
-    Args:
-        before: what it was, the earliest first.
-        sizes: samples in its shards now, as far as they belong to it.
-        reached: the progress of the run in it.
-
-    Raises:
-        StateError: it never was so.
+    StateError if it never was so. ``before``: what it was, the earliest first. ``sizes``: samples in its shards now, as far
+    as they belong to it. ``reached``: the progress of the run in it.
     """
     known: list[Before] = []
     totals = [int(sizes[: one.shards].sum()) for one in before]

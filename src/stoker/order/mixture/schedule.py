@@ -53,12 +53,10 @@ class EpochPhase:
 class Timeline:
     """Phases of training, and what of them falls into an epoch.
 
-    Args:
-        starts: samples of training before each phase, rising; the first is that of the origin.
-        counts: samples of each stream in each phase, which are the phase's length together. In the last phase: in each
-            of its periods, which are ``epoch_size`` long.
-        epoch_size: positions in an epoch.
-        origin: where counting begins. Default: the beginning of training.
+    ``starts``: samples of training before each phase, rising; the first is that of the origin. ``counts``: samples of each
+    stream in each phase, which are the phase's length together. In the last phase: in each of its periods, which are
+    ``epoch_size`` long. ``epoch_size``: positions in an epoch. ``origin``: where counting begins. Default: the beginning of
+    training.
     """
 
     __slots__ = ("_begun", "counts", "epoch_size", "origin", "starts")
@@ -96,10 +94,8 @@ class Timeline:
     ) -> Timeline:
         """The same counts of samples of each stream in every epoch: what there is without a schedule.
 
-        Args:
-            counts: these counts.
-            origin: where counting begins.
-            rest: of its epoch from there on. Default: in the same proportions.
+        ``counts``: these counts. ``origin``: where counting begins. ``rest``: of its epoch from there on. Default: in the
+        same proportions.
         """
         origin = CountingOrigin() if origin is None else origin
         size, starts, phases = sum(counts), [origin.samples], [tuple(counts)]
@@ -136,8 +132,7 @@ class Timeline:
     def samples_before(self, epoch: int, position: int = 0) -> int:
         """Samples of training before a position of an epoch.
 
-        Raises:
-            ConfigError: a position before the origin: what came there is not known any more.
+        ConfigError for a position before the origin: what came there is not known any more.
         """
         origin = self.origin
         if (epoch, position) < (origin.epoch, origin.position):

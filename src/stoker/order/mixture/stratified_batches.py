@@ -52,8 +52,7 @@ class StratifiedPlan(BatchPlan):
     def positions(self, first: int, last: int, step: int = 1) -> Ids:
         """Codes of this rank's full batches ``first, first + step, ...`` below ``last``.
 
-        Returns:
-            int64 of shape ``(batches, batch_size)``.
+        Gives int64 of shape ``(batches, batch_size)``.
         """
         batches: Ids = np.arange(first, last, step, dtype=np.int64)
         low = self.rank * self.batch_size
@@ -79,15 +78,9 @@ class StratifiedPlan(BatchPlan):
     def _codes(self, starts: Ids, length: int, entries: Ids) -> Ids:
         """Codes of some entries of batches.
 
-        O(canonical nodes that the entries are of * streams) a batch, whatever its length.
-
-        Args:
-            starts: the batches' first positions, shape ``(batches,)``.
-            length: samples in each.
-            entries: numbers in the laid out batch, shape ``(n,)``, the same in all batches.
-
-        Returns:
-            int64 of shape ``(batches, n)``.
+        O(canonical nodes that the entries are of * streams) a batch, whatever its length. ``starts``: the batches' first
+        positions, shape ``(batches,)``. ``length``: samples in each. ``entries``: numbers in the laid out batch, shape
+        ``(n,)``, the same in all batches. Gives int64 of shape ``(batches, n)``.
         """
         if not starts.size or not entries.size:
             return np.zeros((starts.size, entries.size), dtype=np.int64)

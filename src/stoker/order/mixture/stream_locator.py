@@ -43,12 +43,8 @@ class ConcatPasses:
     def add(self, tables: PassTables, first_shards: Ids) -> int:
         """Add passes.
 
-        Args:
-            tables: the passes. All that are added have blocks, or none has.
-            first_shards: what is added to the numbers of the shards of each pass; shape ``(passes,)``.
-
-        Returns:
-            The number of the first of them; the others follow.
+        ``tables``: the passes. All that are added have blocks, or none has. ``first_shards``: what is added to the numbers of
+        the shards of each pass; shape ``(passes,)``. Gives the number of the first of them; the others follow.
         """
         first, count, spans = self._nodes.count, len(tables.shards), tables.spans.size
         bases = (self._total + tables.total * np.arange(count))[:, None]
@@ -69,12 +65,8 @@ class ConcatPasses:
     def locate(self, passes: Ids, numbers: Ids) -> tuple[Ids, Ids]:
         """Shard and row of samples.
 
-        Args:
-            passes: number of the pass of each, shape ``(k,)``.
-            numbers: number of each in its pass, shape ``(k,)``.
-
-        Returns:
-            Two int64 arrays of shape ``(k,)``.
+        ``passes``: number of the pass of each, shape ``(k,)``. ``numbers``: number of each in its pass, shape ``(k,)``. Gives
+        two int64 arrays of shape ``(k,)``.
         """
         nodes = self._nodes.values[passes]
         inside = numbers // nodes
@@ -125,14 +117,11 @@ _UNKNOWN: Final = -2
 class StreamLocator:
     """Several streams, made when they are first read. Several threads may locate single samples at once.
 
-    Args:
-        make: makes the stream of a number: the order of an endless sequence of samples. It is called again for a stream that
-            was dropped, so it must be pure.
-        shard_offsets: for each stream, number of its first shard among the shards of all streams. Number n is a part of
-            stream ``n % streams``.
-        keep: how many are kept, those used last. Each costs memory for its shards. Default: 64, and no fewer
-            than there are streams.
-        renumber: codes that are asked for to those of the streams' numbers. Default: they are the same.
+    ``make``: makes the stream of a number: the order of an endless sequence of samples. It is called again for a stream that
+    was dropped, so it must be pure. ``shard_offsets``: for each stream, number of its first shard among the shards of all
+    streams. Number n is a part of stream ``n % streams``. ``keep``: how many are kept, those used last. Each costs memory for
+    its shards. Default: 64, and no fewer than there are streams. ``renumber``: codes that are asked for to those of the
+    streams' numbers. Default: they are the same.
     """
 
     def __init__(
@@ -283,9 +272,7 @@ class StreamLocator:
 class MixedOrder:
     """The order of an epoch that is of several streams.
 
-    Args:
-        locator: where the samples lie.
-        mixture: which sample comes at which position.
+    ``locator``: where the samples lie. ``mixture``: which sample comes at which position.
     """
 
     def __init__(self, locator: StreamLocator, mixture: EpochMixture) -> None:

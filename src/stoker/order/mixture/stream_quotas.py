@@ -123,9 +123,8 @@ def stream_shuffle(
 def twin_numbers(fingerprints: Mapping[str, str], held: Mapping[str, int]) -> dict[str, int]:
     """Numbers of streams among those whose fingerprints are equal, which their keys depend on.
 
-    Args:
-        fingerprints: by name, in the order of the streams.
-        held: numbers that streams have had since before the streams changed.
+    ``fingerprints``: by name, in the order of the streams. ``held``: numbers that streams have had since before the streams
+    changed.
     """
     taken = {(fingerprints[name], number) for name, number in held.items() if name in fingerprints}
     numbers: dict[str, int] = {}
@@ -143,13 +142,8 @@ def make_quotas(
 ) -> tuple[StreamQuota, ...]:
     """The quotas that epochs are mixed from.
 
-    Args:
-        sources: the streams.
-        settings: of the order.
-        held: see :func:`twin_numbers`.
-
-    Raises:
-        ConfigError: weights that do not go together, or streams without samples.
+    ConfigError for weights that do not go together, or streams without samples. ``sources``: the streams. ``settings``: of
+    the order. ``held``: see :func:`twin_numbers`.
     """
     # The same data twice is shuffled twice.
     identities = [str(source.about.get("fingerprint", "")) for source in sources]

@@ -44,8 +44,7 @@ class EpochLayout(ABC):
         padding: samples that come a second time, so that all ranks take the same number of steps.
         shape: what must be the same in two worlds for one to finish the other's epoch, each sample once.
 
-    Raises:
-        ConfigError: numbers that do not divide each other; or too few samples for the method.
+    ConfigError for numbers that do not divide each other; or too few samples for the method.
     """
 
     joint: bool = False
@@ -100,13 +99,9 @@ class EpochLayout(ABC):
     def entries(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
         """The entries of a rank in some global batches.
 
-        Args:
-            rank: in ``[0, num_ranks)``.
-            batches: numbers of global batches, below ``rows``, shape ``(k,)``.
-
-        Returns:
-            Sequences (that broadcast to the second array) and entries of them (-1: none), the latter of shape
-            ``(k, batch_size)``.
+        ``rank``: in ``[0, num_ranks)``. ``batches``: numbers of global batches, below ``rows``, shape ``(k,)``. Gives
+        sequences (that broadcast to the second array) and entries of them (-1: none), the latter of shape ``(k,
+        batch_size)``.
         """
 
 

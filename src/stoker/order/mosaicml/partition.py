@@ -107,12 +107,9 @@ class MosaicmlPartition:
     def ids(self, rank: int, batches: Ids) -> Ids:
         """The samples of a rank in some global batches.
 
-        Args:
-            rank: in ``[0, num_ranks)``; rank r is number ``r % ranks_per_node`` of node ``r // ranks_per_node``.
-            batches: numbers of global batches, shape ``(k,)``.
-
-        Returns:
-            int64 of shape ``(k, batch_size)``: sample numbers in ``[0, num_samples)``, and -1 where there is none.
+        ``rank``: in ``[0, num_ranks)``; rank r is number ``r % ranks_per_node`` of node ``r // ranks_per_node``. ``batches``:
+        numbers of global batches, shape ``(k,)``. Gives int64 of shape ``(k, batch_size)``: sample numbers in ``[0,
+        num_samples)``, and -1 where there is none.
         """
         positions = np.arange(rank * self.batch_size, (rank + 1) * self.batch_size, dtype=np.int64)
         dealt_to, inside = np.divmod(positions, self._dealt_batch)

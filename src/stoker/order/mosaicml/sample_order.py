@@ -43,8 +43,7 @@ class MosaicmlPlan:
         start: the ``sample_in_epoch`` at which it begins. Where it is not a multiple of the global batch, reading resumes
             where the reference would, at ``first``, which may be a little earlier.
 
-    Raises:
-        ConfigError: settings for which the reference has no order either.
+    ConfigError for settings for which the reference has no order either.
     """
 
     mixture: Mixture

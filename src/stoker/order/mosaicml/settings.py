@@ -167,10 +167,8 @@ _LEAST = {"epoch": 0, "sample_in_epoch": 0, "num_canonical_nodes": 1, "shuffle_s
 def read_mosaicml_state(state: Any) -> EpochPosition:
     """The position that a ``state_dict`` of the reference's dataset or loader holds, and the start of its run.
 
-    The position counts the samples that all ranks together had read, those that were repeated included.
-
-    Raises:
-        StateError: it is none; says what is missing, unknown or out of range.
+    The position counts the samples that all ranks together had read, those that were repeated included. StateError if it is
+    none; says what is missing, unknown or out of range.
     """
     if not isinstance(state, Mapping):
         raise StateError(f"a state of mosaicml-streaming is a dict, got {type(state).__name__}")

@@ -48,13 +48,9 @@ _POWERS: Final = 1 << np.arange(63, dtype=np.int64)
 def permute(index: NDArray[np.integer], n: int | NDArray[np.integer], key: int | U64) -> Ids:
     """Map each ``index[i]`` in ``[0, n[i])`` by the bijection of ``key[i]``.
 
-    Args:
-        index: integers, shape ``(k,)``, each ``0 <= index < n``.
-        n: domain sizes, one for all or one for each, ``1 <= n < 2**62``.
-        key: 64-bit keys, one for all or one for each. Elements that share a domain must share its key.
-
-    Returns:
-        int64 of shape ``(k,)``: for one ``(n, key)``, distinct indices give distinct images in ``[0, n)``.
+    ``index``: integers, shape ``(k,)``, each ``0 <= index < n``. ``n``: domain sizes, one for all or one for each, ``1 <= n <
+    2**62``. ``key``: 64-bit keys, one for all or one for each. Elements that share a domain must share its key. Gives int64
+    of shape ``(k,)``: for one ``(n, key)``, distinct indices give distinct images in ``[0, n)``.
     """
     return _apply(index, n, key, inverse=False)
 
@@ -88,13 +84,9 @@ def word_of(rows: int, bits: int) -> type[np.uint32 | np.uint64]:
 class Domain:
     """One domain for all elements, or one for each: the heart of :func:`permute`, its preparations done.
 
-    Domains of a few numbers are mixed less well than by :func:`permute`.
-
-    Args:
-        sizes: n, as int64. Whether words have 32 bits or 64 depends on the largest.
-        bits: b, for all or of each; default: half the bits of each n.
-        rounds: number of rounds.
-        taken: the sizes of elements are given to each call of :meth:`move`: what follows from all sizes is not kept.
+    Domains of a few numbers are mixed less well than by :func:`permute`. ``sizes``: n, as int64. Whether words have 32 bits
+    or 64 depends on the largest. ``bits``: b, for all or of each; default: half the bits of each n. ``rounds``: number of
+    rounds. ``taken``: the sizes of elements are given to each call of :meth:`move`: what follows from all sizes is not kept.
     """
 
     __slots__ = ("_bits", "_factors", "_half", "_last", "_rest", "_row_mask", "_rows", "_sizes", "_whole", "word")

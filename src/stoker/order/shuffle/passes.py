@@ -103,9 +103,7 @@ class ShufflePass(ABC):
     def tables(self, shards: Ids, keys: Sequence[int]) -> PassTables | None:  # noqa: ARG002
         """Passes that differ from this one in nothing but shards and key, as tables. ``None``: they can not be written so.
 
-        Args:
-            shards: numbers of the shards of each in their order; int64, shape ``(passes, shards)``.
-            keys: of each pass.
+        ``shards``: numbers of the shards of each in their order; int64, shape ``(passes, shards)``. ``keys``: of each pass.
         """
         return None
 
@@ -175,14 +173,10 @@ def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
     What is still more than half a block too long, as a shard is, is cut evenly; what is less than an eighth of a block goes
     with a neighbour.
 
-    Args:
-        shard_starts: where shards begin, and last the total; rising, int64.
-        span_starts: where canonical nodes' spans begin, and last the total; shape ``(C + 1,)``.
-        size: samples in a block.
-
-    Returns:
-        int64, strictly rising from 0 to the total. Blocks have up to about five thirds of ``size`` samples. Time
-        O(shards), with a step in Python a block, where shards differ in size.
+    ``shard_starts``: where shards begin, and last the total; rising, int64. ``span_starts``: where canonical nodes' spans
+    begin, and last the total; shape ``(C + 1,)``. ``size``: samples in a block. Gives int64, strictly rising from 0 to the
+    total. Blocks have up to about five thirds of ``size`` samples. Time O(shards), with a step in Python a block, where
+    shards differ in size.
     """
     total, spans = int(shard_starts[-1]), span_starts.size - 1
     if spans == 1 and size >= total:
@@ -223,9 +217,8 @@ def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
 def _next_borders(shard_starts: Ids, size: int) -> tuple[memoryview, int, int]:
     """The borders that blocks which begin at each border would end at.
 
-    Returns:
-        Their numbers; how many borders further it is from the first ones, which are before shards of one size; and how many
-        these are. Of the last border, and where all shards are of one size, there are no numbers: none is further than it.
+    Gives their numbers; how many borders further it is from the first ones, which are before shards of one size; and how many
+    these are. Of the last border, and where all shards are of one size, there are no numbers: none is further than it.
     """
     lengths = shard_starts[1:] - shard_starts[:-1]
     if bool((lengths == lengths[0]).all()):
@@ -317,11 +310,8 @@ class BlockPass(ShardOrderPass):
     def move(x: U32, keys: U32, sizes: Ids, bits: Ids) -> None:
         """Move ``x[i]`` inside a block of ``sizes[i]`` samples, in place, as :meth:`offsets` does.
 
-        Args:
-            x: offset in its block of each sample, shape ``(k,)``.
-            keys: the block's key, shape ``(k,)``.
-            sizes: the block's samples, shape ``(k,)``.
-            bits: logarithm of the columns of its table, shape ``(k,)``.
+        ``x``: offset in its block of each sample, shape ``(k,)``. ``keys``: the block's key, shape ``(k,)``. ``sizes``: the
+        block's samples, shape ``(k,)``. ``bits``: logarithm of the columns of its table, shape ``(k,)``.
         """
         factor = np.uint32(_KEY_FACTOR & np.iinfo(np.uint32).max)
         Domain(sizes, bits=bits, rounds=_ROUNDS).move(x, keys, keys * factor)

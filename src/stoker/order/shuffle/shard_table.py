@@ -68,9 +68,8 @@ class IntervalLookup:
     is one where lengths are similar. Where a bucket has many intervals, it bisects instead. 8 bytes a bucket and an interval.
     The table is made when it is first needed.
 
-    Args:
-        lengths: of each interval; int64, shape ``(intervals,)``.
-        starts: first offset of each interval and, last, the total, where they are known; int64, shape ``(intervals + 1,)``.
+    ``lengths``: of each interval; int64, shape ``(intervals,)``. ``starts``: first offset of each interval and, last, the
+    total, where they are known; int64, shape ``(intervals + 1,)``.
 
     Attributes:
         starts: see above.

@@ -133,11 +133,8 @@ class ShuffleSettings:
 class ShuffledStream:
     """An endless sequence of samples; see the module.
 
-    Args:
-        table: the shards' sizes.
-        settings: see :class:`ShuffleSettings`.
-        key: any integer; streams with other keys have other orders.
-        selection: which rows of each shard belong; ``None`` for all.
+    ``table``: the shards' sizes. ``settings``: see :class:`ShuffleSettings`. ``key``: any integer; streams with other keys
+    have other orders. ``selection``: which rows of each shard belong; ``None`` for all.
 
     Attributes:
         total: samples in a pass.
@@ -160,8 +157,7 @@ class ShuffledStream:
     def locate(self, numbers: Ids) -> tuple[Ids, Ids]:
         """Shard number and row of each number; int64, shape ``(k,)`` as ``numbers``, which are 0 or more.
 
-        Raises:
-            ConfigError: numbers were requested of a stream that has no samples.
+        ConfigError if numbers were requested of a stream that has no samples.
         """
         shards = np.empty(numbers.shape, dtype=np.int64)
         rows = np.empty(numbers.shape, dtype=np.int64)
@@ -182,12 +178,8 @@ class ShuffledStream:
     ) -> Iterator[tuple[Sequence[int], PassTables | None]]:
         """Passes of streams as tables, those of streams whose shards have the same sizes together.
 
-        Args:
-            streams: of each pass.
-            numbers: of each pass in its stream.
-
-        Yields:
-            Which of the passes, in order, and their tables. ``None``: they are located alone.
+        ``streams``: of each pass. ``numbers``: of each pass in its stream. Yields which of the passes, in order, and their
+        tables. ``None``: they are located alone.
         """
         groups: dict[Any, list[int]] = {}
         for at, (stream, number) in enumerate(zip(streams, numbers, strict=True)):
