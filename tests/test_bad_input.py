@@ -311,8 +311,8 @@ def _archive(path: Path) -> None:
         ({"encodings": {"jpg": 5}}, r"encodings\['jpg'\] must be a string, got 5"),
         ({"columns": ["jpg", "clss"]}, "columns: column 'clss' is unknown"),
         ({"columns": "jpg"}, r"for a single one, write columns=\['jpg'\]"),
-        ({"columns": []}, "columns is empty"),
-        ({"encoding": {"jpg": "jpeg"}}, "no setting 'encoding'; did you mean 'encodings'"),
+        ({"columns": []}, "columns must be at least one"),
+        ({"encoding": {"jpg": "jpeg"}}, "setting 'encoding' is unknown; did you mean 'encodings'"),
     ],
 )
 def test_a_wrong_declaration_is_distinguished_from_damaged_data(

@@ -407,9 +407,12 @@ def test_a_stopped_run_continues_with_the_very_batches_that_were_left(
     ("options", "message"),
     [
         ({"shuffle": "random"}, "shuffle algorithm 'random' is unknown; known: none, block, shard, global"),
-        ({"batching_method": "x"}, "batching_method must be one of random, stratified, per_stream, device_per_stream"),
-        ({"sampling_method": "x"}, "sampling_method must be one of balanced, fixed"),
-        ({"remainder": "x"}, "remainder must be one of pad, drop, uneven"),
+        (
+            {"batching_method": "x"},
+            "batching_method 'x' is unknown; known: random, stratified, per_stream",
+        ),
+        ({"sampling_method": "x"}, "sampling_method 'x' is unknown; known: balanced, fixed"),
+        ({"remainder": "x"}, "remainder 'x' is unknown; known: pad, drop, uneven"),
         ({"num_canonical_nodes": 0}, "num_canonical_nodes must be at least 1, got 0"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"epoch_size": -1}, "epoch_size must be at least 0, got -1"),

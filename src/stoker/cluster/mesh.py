@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.cluster.world import World, ranks_of_node
 from stoker.errors import ConfigError
 from stoker.types import Ids
@@ -62,8 +62,7 @@ class Mesh:
     @checked
     def __init__(self, shape: Mapping[str, int], data: Sequence[str] = ("dp",)) -> None:
         for name, size in shape.items():
-            if size < 1:
-                raise ConfigError(f"mesh dimension {name!r} must have a size of at least 1, got {size!r}")
+            at_least(1, **{f"shape[{name!r}]": size})
         sizes = tuple(shape.values())
         ranks = np.arange(int(np.prod(sizes, dtype=np.int64)), dtype=np.int64).reshape(sizes)
         self._set(tuple(shape), ranks, data, whole=True)

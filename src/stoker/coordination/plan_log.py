@@ -18,14 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.arguments import at_least, must_be
 from stoker.errors import ConfigError, StateError
 
 
 def apportion(count: int, weights: Sequence[int]) -> list[int]:
     """Divide ``count`` in proportion to integer weights by largest remainder; ties go to the first."""
     total = sum(weights)
-    if min(weights, default=-1) < 0 or total <= 0:
-        raise ConfigError(f"weights must not be negative, and one must be above 0, got {list(weights)}")
+    must_be("not negative, and one above 0", min(weights, default=-1) >= 0 < total, weights=list(weights))
     parts = [count * weight // total for weight in weights]
     by_remainder = sorted(range(len(weights)), key=lambda k: (-(count * weights[k] % total), k))
     for k in by_remainder[: count - sum(parts)]:
@@ -48,14 +48,11 @@ class Generation:
     weights: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if self.start < 0:
-            raise ConfigError(f"a generation can not begin at position {self.start}")
-        if not self.ranks or list(self.ranks) != sorted(set(self.ranks)) or self.ranks[0] < 0:
-            raise ConfigError(f"a generation needs ranks in ascending order, each once, got {list(self.ranks)}")
-        if len(self.weights) != len(self.ranks) or min(self.weights) < 1:
-            raise ConfigError(
-                f"each of the ranks {list(self.ranks)} needs a weight of at least 1, got {list(self.weights)}"
-            )
+        at_least(0, start=self.start)
+        rising = bool(self.ranks) and list(self.ranks) == sorted(set(self.ranks)) and self.ranks[0] >= 0
+        must_be("in ascending order, each once", rising, ranks=list(self.ranks))
+        weighed = len(self.weights) == len(self.ranks) and min(self.weights) >= 1
+        must_be(f"at least 1 for each of the ranks {list(self.ranks)}", weighed, weights=list(self.weights))
 
 
 @dataclass(frozen=True)
@@ -75,13 +72,12 @@ class PlanLog:
     horizon: int = 0
 
     def __post_init__(self) -> None:
-        if self.step < 1 or self.end < 0:
-            raise ConfigError(f"a plan needs a step of at least 1 and an end, got step {self.step} and end {self.end}")
+        at_least(1, step=self.step)
+        at_least(0, end=self.end)
         starts = [generation.start for generation in self.generations]
-        if not starts or starts[0] != 0 or starts != sorted(set(starts)):
-            raise ConfigError(f"a plan's generations must begin at 0 and then ever later, got {starts}")
-        if not 0 <= self.horizon <= self.end:
-            raise ConfigError(f"the horizon {self.horizon} is not in an epoch of {self.end}")
+        rising = bool(starts) and starts[0] == 0 and starts == sorted(set(starts))
+        must_be("rising from 0", rising, generations=starts)
+        must_be(f"from 0 to {self.end}", 0 <= self.horizon <= self.end, horizon=self.horizon)
 
     def grant(self, horizon: int) -> PlanLog:
         """Allow prefetching up to a position, and to the end of its step. What was granted stays granted.

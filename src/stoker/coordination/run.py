@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stoker.arguments import at_least
+from stoker.arguments import at_least, must_be
 from stoker.coordination.checkpoint import differences, restored, take
 from stoker.coordination.engines.store import CoordinationStore
 from stoker.coordination.errors import EngineError, Owner
@@ -272,8 +272,7 @@ def _agreed(epoch: Epoch) -> dict[str, Any]:
 
 def check_worker(run: str, rank: int, world_size: int, settings: CoordinationSettings) -> None:
     """See that a worker's arguments make sense, before it takes part in a run."""
-    if not run or "/" in run:
-        raise ConfigError(f"a run's id must not be empty or have a slash, got {run!r}")
+    must_be("not empty and without a slash", bool(run) and "/" not in run, run=run)
     at_least(1, world_size=world_size)
     if not 0 <= rank < world_size:
         raise ConfigError(

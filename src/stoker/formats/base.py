@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from stoker.arguments import at_least, checked
+from stoker.arguments import at_least, checked, must_be
 from stoker.errors import ConfigError
 from stoker.policy import decoded_memory
 from stoker.types import Batch, Ids, StartMethod
@@ -205,8 +205,7 @@ class ReadOptions:
                 "read_threads=0 runs functions in the consumer's thread, and run_in='auto' in threads or processes: leave "
                 "out one of them"
             )
-        if self.tune_memory is not None and self.tuned_bytes < 1:
-            raise ConfigError(f"tune_memory must be at least 1 byte, got {self.tune_memory}")
+        must_be("at least 1 byte", self.tune_memory is None or self.tuned_bytes >= 1, tune_memory=self.tune_memory)
         if self.tune_memory is not None and self.tune == "off":
             raise ConfigError(
                 "tune_memory= bounds what the tuner takes, which is off: leave out tune='off', or tune_memory="

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from numpy.typing import NDArray
 
-from stoker.arguments import at_least
+from stoker.arguments import at_least, must_know
 from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.mixing import WINDOW
@@ -89,10 +89,7 @@ class NativeSettings(OrderChoices):
             ("sampling_method", SAMPLING_METHODS),
             ("remainder", get_args(Remainder)),
         ):
-            if getattr(self, name) not in known:
-                if name == "shuffle":
-                    raise ConfigError(f"shuffle algorithm {self.shuffle!r} is unknown; known: {', '.join(known)}")
-                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+            must_know("shuffle algorithm" if name == "shuffle" else name, [getattr(self, name)], known)
         at_least(1, num_canonical_nodes=self.num_canonical_nodes, block_size=self.block_size)
         at_least(1, sampling_granularity=self.sampling_granularity)
         at_least(0, epoch_size=self.epoch_size)

@@ -40,6 +40,7 @@ OnBadSample: TypeAlias = Literal["raise", "skip", "replace"]
 VARIABLE: Final = "STOKER_ON_BAD_SAMPLE"
 """The environment variable that overrides what every dataset says, such as ``raise`` in tests."""
 
+_CHOICES: Final = "'raise', 'skip' or 'replace'"
 _OF_MACHINE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 
 # A share is judged as if so many samples had been read at least.
@@ -89,8 +90,7 @@ class BadSamples:
     file: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.on_bad_sample not in get_args(OnBadSample):
-            raise ConfigError(f"on_bad_sample={self.on_bad_sample!r}: must be 'raise', 'skip' or 'replace'")
+        must_be(_CHOICES, self.on_bad_sample in get_args(OnBadSample), on_bad_sample=self.on_bad_sample)
         at_least(0, max_bad=self.max_bad, max_in_a_row=self.max_in_a_row)
         must_be("from 0 to 1", self.max_share is None or 0 <= self.max_share <= 1, max_share=self.max_share)
 
@@ -106,8 +106,7 @@ class BadSamples:
             return None
         wanted = given if isinstance(given, BadSamples) else cls(given)
         if named:
-            if named not in get_args(OnBadSample):
-                raise ConfigError(f"{VARIABLE}={named!r}: must be 'raise', 'skip' or 'replace'")
+            must_be(_CHOICES, named in get_args(OnBadSample), **{VARIABLE: named})
             wanted = replace(wanted, on_bad_sample=cast(OnBadSample, named))
         if wanted.on_bad_sample == "raise":
             return None

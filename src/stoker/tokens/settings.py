@@ -91,19 +91,14 @@ class LMSettings:
 
     def __post_init__(self) -> None:
         must_be(f"from 1 to {_LONGEST}", 1 <= self.seq_len <= _LONGEST, seq_len=self.seq_len)
-        if self.output.kind != "i" or self.output.itemsize < 2:
-            raise ConfigError(
-                f"dtype={self.output}: must be int64, int32 or int16, as labels may be {self.ignore_index}"
-            )
-        if not np.iinfo(self.output).min <= self.ignore_index < 0:
-            raise ConfigError(
-                f"ignore_index={self.ignore_index}: must be negative, so that it is not a token, and fit {self.output}"
-            )
+        signed = self.output.kind == "i" and self.output.itemsize >= 2
+        must_be(f"int64, int32 or int16, as labels may be {self.ignore_index}", signed, dtype=str(self.output))
+        negative = np.iinfo(self.output).min <= self.ignore_index < 0
+        must_be(f"negative, so that it is not a token, and fit {self.output}", negative, ignore_index=self.ignore_index)
         at_least(1, vocab_size=self.vocab_size)
         for name in ("pad_id", "eos_id"):
             token = getattr(self, name)
-            if token is not None and not 0 <= token < self.limit:
-                raise ConfigError(f"{name}={token} is not a token: ids are in [0, {self.limit})")
+            must_be(f"a token in [0, {self.limit})", token is None or 0 <= token < self.limit, **{name: token})
 
     @property
     def output(self) -> np.dtype[Any]:

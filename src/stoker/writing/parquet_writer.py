@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Unpack
 
-from stoker.arguments import checked
+from stoker.arguments import checked, must_be
 from stoker.catalog.unindexed.inspect_headers import StoreSource
 from stoker.errors import ConfigError, CorruptDataError, MissingPackageError, StokerError
 from stoker.formats.common.inspect_header import ByteSourceFile
@@ -74,8 +74,7 @@ class ParquetWriter(FileSetWriter):
         remote: str | os.PathLike[str] | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
-        if not columns:
-            raise ConfigError("columns is empty: give at least one column")
+        must_be("at least one", bool(columns), columns=columns)
         self._begin_columns([_Column(name, columns[name]) for name in sorted(columns)], out, remote, options)
 
     @classmethod

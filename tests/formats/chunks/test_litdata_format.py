@@ -135,7 +135,7 @@ def test_a_block_size_fits_tokens_alone(tmp_path: Path) -> None:
     given: list[tuple[dict[str, Any], str]] = [
         ({"block_size": 8}, "block_size= is for chunks of tokens"),
         ({"block_size": 0}, "positive int"),
-        ({"blocks": 8}, "no setting 'blocks'"),
+        ({"blocks": 8}, "setting 'blocks' is unknown"),
     ]
     for settings, told in given:
         with pytest.raises(ConfigError, match=told):

@@ -223,7 +223,7 @@ def test_a_pinned_mixing_does_not_change() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"counts": [1], "unit": 0}, "unit of a mixing must be at least 1, got 0"),
+        ({"counts": [1], "unit": 0}, "unit must be at least 1, got 0"),
         ({"counts": [1, -1]}, "counts of streams must not be negative"),
         ({"counts": [1], "begun": [1 << 42]}, "4398046511105 samples of a stream are asked for"),
         ({"counts": [1], "begun": [1 << 70]}, "1180591620717411303425 samples of a stream are asked for"),

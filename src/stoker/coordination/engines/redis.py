@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from stoker.arguments import must_be
 from stoker.coordination.engines.store import Stored, fresh_version
 from stoker.coordination.errors import EngineError, EngineReplacedError, no_answer
 from stoker.display import redact_url
@@ -74,8 +75,7 @@ class RedisStore:
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         self._prefix = "{" + options.pop("prefix", "stoker") + "}:"
         checked = options.pop("durability", "checked")
-        if checked not in ("checked", "unchecked"):
-            raise ConfigError(f"{redact_url(url)}: durability must be checked or unchecked, got {checked!r}")
+        must_be("checked or unchecked", checked in ("checked", "unchecked"), durability=checked)
         scheme = parts.scheme.replace("valkey", "redis")
         address = f"{scheme}://{parts.netloc}{parts.path}?{urlencode(options)}"
         self.url = redact_url(url)

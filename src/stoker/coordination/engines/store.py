@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import ClassVar, Final, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
+from stoker.arguments import must_be
 from stoker.concurrency.forks import ProcessLock
 from stoker.display import redact_url
 from stoker.errors import ConfigError
@@ -89,8 +90,7 @@ def open_store(url: str, *, timeout: float = 10.0) -> CoordinationStore:
         MissingPackageError: the engine's client is not installed.
         EngineError: it can not be reached.
     """
-    if timeout <= 0:
-        raise ConfigError(f"the time limit of engine calls must be positive, got {timeout}")
+    must_be("above 0", timeout > 0, timeout=timeout)
     return _engine_of(urlsplit(url).scheme, url)(url, timeout=timeout)
 
 

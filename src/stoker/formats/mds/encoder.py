@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.arguments import must_be
 from stoker.errors import ConfigError, EncodingError, FormatError, MissingPackageError
 from stoker.formats.common.records import BytesLike, RecordEncoder, Records, batch_length, blame
 from stoker.formats.mds.encodings import Encoding, mds_encoding
@@ -34,8 +35,7 @@ class MDSEncoder(RecordEncoder):
 
     def __init__(self, columns: Mapping[str, str], settings: Mapping[str, Any]) -> None:
         names = sorted(columns)
-        if not names:
-            raise ConfigError("columns is empty: give at least one column")
+        must_be("at least one", bool(names), columns=names)
         self._encodings: dict[str, Encoding] = {}
         for name in names:
             try:

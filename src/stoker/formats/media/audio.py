@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.arguments import checked
+from stoker.arguments import checked, must_be
 from stoker.errors import ClipError, ConfigError, CorruptDataError, StokerError, import_option
 from stoker.formats.media.open_decoders import MediaHandle, OpenStream, check_start
 from stoker.formats.media.source import MediaSource, RangedFile
@@ -182,8 +182,7 @@ class Audio(MediaHandle["_Decoder", AudioFacts]):
             MissingPackageError: soundfile, soxr, or for other formats PyAV, is not installed.
         """
         check_start(start)
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise ConfigError(f"seconds={seconds!r}: a clip lasts a number of seconds above 0")
+        must_be("above 0", 0 < seconds < math.inf, seconds=seconds)
         _check_rate(rate)
         with self._used() as decoder:
             stored = decoder.facts.rate

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any, ClassVar, Final, Generic, Literal, NoReturn, Protocol, Self, TypeVar
 
-from stoker.arguments import checked
+from stoker.arguments import checked, must_be
 from stoker.concurrency.forks import Closable, ProcessLocal
-from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError, import_option
+from stoker.errors import CorruptDataError, FormatError, StokerError, import_option
 from stoker.formats.media.source import MediaData, MediaSource, RangedFile, media_source
 from stoker.policy import MOST_DECODERS
 from stoker.types import StorageOptions
@@ -208,8 +208,7 @@ class OpenStream:
 
 def check_start(start: float) -> None:
     """Check the time at which a clip begins. ConfigError if it is none."""
-    if not (math.isfinite(start) and start >= 0):
-        raise ConfigError(f"start={start!r}: a clip begins at a number of seconds from 0 on")
+    must_be("a number of seconds from 0 on", 0 <= start < math.inf, start=start)
 
 
 _F = TypeVar("_F")

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.arguments import checked
-from stoker.errors import ClipError, ConfigError, CorruptDataError, FormatError
+from stoker.arguments import at_least, checked, must_be
+from stoker.errors import ClipError, CorruptDataError, FormatError
 from stoker.formats.media.open_decoders import MediaHandle, OpenStream, check_start
 from stoker.formats.media.source import MediaSource
 
@@ -125,10 +125,8 @@ class Video(MediaHandle["_Decoder", VideoFacts]):
             MissingPackageError: PyAV is not installed.
         """
         check_start(start)
-        if frames < 1:
-            raise ConfigError(f"frames={frames!r}: a clip has at least 1 frame")
-        if fps is not None and not (math.isfinite(fps) and fps > 0):
-            raise ConfigError(f"fps={fps!r}: a number above 0, or None for the video's own frames")
+        at_least(1, frames=frames)
+        must_be("above 0, or None for the video's own frames", fps is None or 0 < fps < math.inf, fps=fps)
         with self._used() as decoder:
             return decoder.clip(Fraction(start), frames, None if fps is None else Fraction(fps))
 

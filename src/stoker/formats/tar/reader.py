@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.arguments import must_be
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import (
@@ -317,8 +318,7 @@ class TarFormat(PackedFormat):
         members = read_members(heads_of(source), source.where)
         chosen = settings.get("columns")
         given = settings.get("encodings") or {}
-        if chosen is not None and not chosen:
-            raise ConfigError("columns is empty: give at least one")
+        must_be("at least one name", chosen is None or len(chosen) > 0, columns=chosen)
         columns = {
             name: given.get(name, _encoding_of(name))
             for name in (KEY, *members.indices)

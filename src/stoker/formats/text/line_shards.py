@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from stoker.arguments import must_know
-from stoker.errors import ConfigError, CorruptDataError, FormatError
+from stoker.arguments import must_be, must_know
+from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.checks import check_rows, cut_error, refuse, wanted_columns
 from stoker.formats.common.container import read_offsets
@@ -242,8 +242,7 @@ class LineEncoder(RecordEncoder):
     roles = ("data", "meta")
 
     def __init__(self, columns: Mapping[str, str], settings: Mapping[str, Any], header: bytes) -> None:
-        if not columns:
-            raise ConfigError("columns is empty: give at least one column")
+        must_be("at least one", bool(columns), columns=columns)
         for name, kind in columns.items():
             must_know("encoding", [kind], KINDS, f"column {name!r}: ")
         super().__init__({**settings, "format": self.format}, sample_cost=0, overhead=len(header))

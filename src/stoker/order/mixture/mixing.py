@@ -27,6 +27,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.arguments import at_least
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_array
 from stoker.order.mixture.interleave import Interleave
@@ -116,8 +117,7 @@ class Mixing:
         unit_counts: Sequence[int] | NDArray[np.integer] | None = None,
         first_stream: int = 0,
     ) -> None:
-        if unit < 1:  # as a damaged state may have it
-            raise ConfigError(f"unit of a mixing must be at least 1, got {unit}")
+        at_least(1, unit=unit)  # as a damaged state may have less
         self._interleave = _interleave(np.asarray(counts))
         self.counts: Ids = self._interleave.counts
         self.total = self._interleave.total

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from stoker.arguments import must_be
 from stoker.concurrency.shared.counters import Count
 from stoker.coordination import Coordination
 from stoker.errors import ConfigError, StokerError
@@ -50,8 +51,8 @@ def _checked(workers: Sequence[int], replication: int) -> Ids:
     ranks: Ids = np.unique(np.asarray(workers, dtype=np.int64))
     if ranks.size != len(workers):
         raise ConfigError("a worker is named twice among those that may hold shards")
-    if not 1 <= replication <= ranks.size:
-        raise ConfigError(f"replication must be between 1 and the number of workers, {ranks.size}, got {replication}")
+    known = 1 <= replication <= ranks.size
+    must_be(f"between 1 and the number of workers, {ranks.size}", known, replication=replication)
     return ranks
 
 
