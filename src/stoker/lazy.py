@@ -107,6 +107,12 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
     return get
 
 
+def lazy_package(package: str, modules: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
+    """``__all__`` and ``__getattr__`` of a package. ``modules``: the names that each of its modules has, apart by spaces."""
+    found = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
+    return sorted(found), lazy_names(package, found)
+
+
 def no_attribute(message: str) -> Exception:
     """The error for a name that a package does not have, raised by its ``__getattr__``; says where to find it.
 

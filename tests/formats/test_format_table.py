@@ -152,7 +152,10 @@ def test_arguments_that_do_not_go_together_are_reported(tmp_path: Path) -> None:
         ({"remote": ["x"], "format": "mds"}, "a list of files needs another format="),
         ({"remote": "x", "format": "synthetic"}, "have no remote="),
         ({"remote": str(tmp_path), "format": "npy", "format_options": {"filters": []}}, "setting 'filters' is unknown"),
-        ({"remote": str(tmp_path), "format": "npy", "format_options": {"settings": 1}}, "setting 'settings' is unknown"),
+        (
+            {"remote": str(tmp_path), "format": "npy", "format_options": {"settings": 1}},
+            "setting 'settings' is unknown",
+        ),
         (
             {"remote": str(tmp_path), "format": "parquet", "format_options": {"x": 1}},
             "setting 'x' is unknown; known: filters, hive",

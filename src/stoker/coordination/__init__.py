@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from stoker.lazy import lazy_names
+from stoker.lazy import lazy_package
 
 if TYPE_CHECKING:
     from stoker.coordination.checkpoint import Replay as Replay
@@ -30,28 +30,14 @@ if TYPE_CHECKING:
     from stoker.coordination.run import WorkerHealth as WorkerHealth
 
 _MODULES: Final = {
-    "CommitRefusedError": "stoker.coordination.errors",
-    "Coordination": "stoker.coordination.client",
-    "CoordinationSettings": "stoker.coordination.records",
-    "CoordinationStore": "stoker.coordination.engines.store",
-    "EngineError": "stoker.coordination.errors",
-    "EngineRegressedError": "stoker.coordination.errors",
-    "EngineReplacedError": "stoker.coordination.errors",
-    "Entry": "stoker.coordination.records",
-    "EpochProgress": "stoker.coordination.run",
-    "LeaseLostError": "stoker.coordination.errors",
-    "LeasedSplit": "stoker.coordination.client",
-    "Owner": "stoker.coordination.errors",
-    "RankTakenError": "stoker.coordination.errors",
-    "RefusedRange": "stoker.coordination.errors",
-    "Replay": "stoker.coordination.checkpoint",
-    "StaleCheckpointError": "stoker.coordination.errors",
-    "StalledError": "stoker.coordination.errors",
-    "WaitTimeoutError": "stoker.coordination.errors",
-    "WorkerHealth": "stoker.coordination.run",
-    "WorkerState": "stoker.coordination.health",
-    "open_store": "stoker.coordination.engines.store",
+    "checkpoint": "Replay",
+    "client": "Coordination LeasedSplit",
+    "engines.store": "CoordinationStore open_store",
+    "errors": "CommitRefusedError EngineError EngineRegressedError EngineReplacedError LeaseLostError "
+    "Owner RankTakenError RefusedRange StaleCheckpointError StalledError WaitTimeoutError",
+    "health": "WorkerState",
+    "records": "CoordinationSettings Entry",
+    "run": "EpochProgress WorkerHealth",
 }
 
-__all__ = list(_MODULES)
-__getattr__ = lazy_names(__name__, _MODULES)
+__all__, __getattr__ = lazy_package(__name__, _MODULES)

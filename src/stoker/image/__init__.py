@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from stoker.lazy import lazy_names
+from stoker.lazy import lazy_package
 
 if TYPE_CHECKING:
     from stoker.image.ops import ColorJitter as ColorJitter
@@ -41,16 +41,9 @@ if TYPE_CHECKING:
 
 # Of this package all loaders import the memory of batches, and few processes the rest.
 _MODULES: Final = {
-    "CenterCrop": "stoker.image.steps",
-    "ColorJitter": "stoker.image.ops",
-    "Decode": "stoker.image.steps",
-    "Normalize": "stoker.image.ops",
-    "RandomResizedCrop": "stoker.image.steps",
-    "Resize": "stoker.image.steps",
-    "decode": "stoker.image.picture",
-    "mixup": "stoker.image.ops",
-    "to_tensor": "stoker.image.ops",
+    "ops": "ColorJitter Normalize mixup to_tensor",
+    "picture": "decode",
+    "steps": "CenterCrop Decode RandomResizedCrop Resize",
 }
 
-__all__ = list(_MODULES)
-__getattr__ = lazy_names(__name__, _MODULES)
+__all__, __getattr__ = lazy_package(__name__, _MODULES)

@@ -4,39 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from stoker.lazy import lazy_names
+from stoker.lazy import lazy_package
 
 if TYPE_CHECKING:
-    from stoker.order.global_batches import BatchPlan, Remainder
-    from stoker.order.native import NativeOrder
-    from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
-    from stoker.order.settings import NativeSettings, StreamSource
-    from stoker.order.shuffle.shard_table import ShardTable
-
-__all__ = [
-    "BatchPlan",
-    "DataRank",
-    "EpochPosition",
-    "NativeOrder",
-    "NativeSettings",
-    "Remainder",
-    "Run",
-    "SampleOrder",
-    "ShardTable",
-    "StreamSource",
-]
+    from stoker.order.global_batches import BatchPlan as BatchPlan
+    from stoker.order.global_batches import Remainder as Remainder
+    from stoker.order.native import NativeOrder as NativeOrder
+    from stoker.order.sample_order import DataRank as DataRank
+    from stoker.order.sample_order import EpochPosition as EpochPosition
+    from stoker.order.sample_order import Run as Run
+    from stoker.order.sample_order import SampleOrder as SampleOrder
+    from stoker.order.settings import NativeSettings as NativeSettings
+    from stoker.order.settings import StreamSource as StreamSource
+    from stoker.order.shuffle.shard_table import ShardTable as ShardTable
 
 _MODULES: Final = {
-    "BatchPlan": "stoker.order.global_batches",
-    "DataRank": "stoker.order.sample_order",
-    "EpochPosition": "stoker.order.sample_order",
-    "NativeOrder": "stoker.order.native",
-    "NativeSettings": "stoker.order.settings",
-    "Remainder": "stoker.order.global_batches",
-    "Run": "stoker.order.sample_order",
-    "SampleOrder": "stoker.order.sample_order",
-    "ShardTable": "stoker.order.shuffle.shard_table",
-    "StreamSource": "stoker.order.settings",
+    "global_batches": "BatchPlan Remainder",
+    "native": "NativeOrder",
+    "sample_order": "DataRank EpochPosition Run SampleOrder",
+    "settings": "NativeSettings StreamSource",
+    "shuffle.shard_table": "ShardTable",
 }
 
-__getattr__ = lazy_names(__name__, _MODULES)
+__all__, __getattr__ = lazy_package(__name__, _MODULES)

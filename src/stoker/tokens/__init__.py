@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from stoker.lazy import lazy_names
+from stoker.lazy import lazy_package
 
 if TYPE_CHECKING:
     from stoker.tokens.batch import LMBatch as LMBatch
@@ -29,23 +29,16 @@ if TYPE_CHECKING:
     from stoker.tokens.tokenize.tokenize import TokenizeReport as TokenizeReport
 
 _MODULES: Final = {
-    "Joiner": "stoker.tokens.layouts.concat",
-    "LMBatch": "stoker.tokens.batch",
-    "LMSettings": "stoker.tokens.settings",
-    "MegatronFile": "stoker.tokens.sources.megatron",
-    "MegatronSource": "stoker.tokens.sources.source",
-    "MegatronWriter": "stoker.tokens.sources.megatron",
-    "Packer": "stoker.tokens.layouts.pack",
-    "Ragged": "stoker.tokens.sources.ragged",
-    "RawSource": "stoker.tokens.sources.source",
-    "RawTokens": "stoker.tokens.sources.megatron",
-    "TokenSource": "stoker.tokens.sources.source",
-    "TokenizeReport": "stoker.tokens.tokenize.tokenize",
-    "best_fit": "stoker.tokens.layouts.bin_packing",
-    "pad": "stoker.tokens.layouts.pad",
-    "stream_starts": "stoker.tokens.layouts.concat",
-    "windows": "stoker.tokens.layouts.concat",
+    "batch": "LMBatch",
+    "layouts.bin_packing": "best_fit",
+    "layouts.concat": "Joiner stream_starts windows",
+    "layouts.pack": "Packer",
+    "layouts.pad": "pad",
+    "settings": "LMSettings",
+    "sources.megatron": "MegatronFile MegatronWriter RawTokens",
+    "sources.ragged": "Ragged",
+    "sources.source": "MegatronSource RawSource TokenSource",
+    "tokenize.tokenize": "TokenizeReport",
 }
 
-__all__ = list(_MODULES)
-__getattr__ = lazy_names(__name__, _MODULES)
+__all__, __getattr__ = lazy_package(__name__, _MODULES)
