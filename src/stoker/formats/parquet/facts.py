@@ -227,19 +227,21 @@ class _Shards(Protocol):
 
 
 def token_column(index: _Shards, name: str | None = None) -> str:
-    """Name of the token column of a Parquet dataset.
+    """Name of the token column of a Parquet dataset, as :func:`choose_tokens` tells it."""
+    return choose_tokens(index.shards[0].spec["columns"] if len(index.shards) else {}, _file_of(index), name)
 
-    ``name``: its name, if it is known. ConfigError if there is none, or it does not hold lists of integers; says what there
-    is.
+
+def choose_tokens(columns: Mapping[str, str], where: str, name: str | None = None) -> str:
+    """Name of the column of tokens among those of a file; ``name``: if it is known.
+
+    ConfigError if there is none, or it does not hold lists of integers; says what there is.
     """
-    columns: dict[str, str] = dict(index.shards[0].spec["columns"]) if len(index.shards) else {}
     described = ", ".join(f"{column} ({kind})" for column, kind in columns.items()) or "no columns, for it has no rows"
-    where = _file_of(index)
     chosen = name if name is not None else next((one for one in TOKEN_COLUMNS if one in columns), None)
     if chosen is None:
         raise ConfigError(
             f"{where}there is no token column: none is called {' or '.join(TOKEN_COLUMNS)}; there is {described}. "
-            "Name the column, or tokenize text first"
+            "Name it (column=), or make tokens of text with `stoker tokenize`"
         )
     if chosen not in columns:
         raise ConfigError(f"{where}there is no column {chosen!r}; there is {described}")

@@ -22,7 +22,7 @@ from stoker.concurrency.forks import ProcessLocal
 from stoker.concurrency.shared.counters import Counts
 from stoker.display import with_article
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.formats.parquet.facts import NULLS, TOKEN_COLUMNS, RowGroup, token_column, token_counts
+from stoker.formats.parquet.facts import NULLS, RowGroup, choose_tokens, token_column, token_counts
 from stoker.formats.parquet.pages import OtherPagesError
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.reading.bad_samples import is_of_sample
@@ -347,15 +347,7 @@ def _find_column(given: Files, storage_options: StorageOptions | None, *, skip_b
         one = headers.read(file, skip_bad=skip_bad)
         if isinstance(one, BadFile) or not one.samples:
             continue
-        columns: Mapping[str, str] = one.spec["columns"]
-        name = next((name for name in TOKEN_COLUMNS if name in columns), None)
-        if name is None:
-            described = ", ".join(f"{name} ({kind})" for name, kind in columns.items())
-            raise ConfigError(
-                f"{found.store.url_of(file.key)}: there is no token column: none is called {' or '.join(TOKEN_COLUMNS)}; "
-                f"there is {described}. Name it (column=), or make tokens of text with `stoker tokenize`"
-            )
-        return name
+        return choose_tokens(one.spec["columns"], f"{found.store.url_of(file.key)}: ")
     raise ConfigError(
         f"{found.source.root}: there are no tokens: none of the first {len(found.files[:_MOST_LOOKED_AT])} files has rows"
     )
