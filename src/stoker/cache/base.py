@@ -67,11 +67,9 @@ class CacheSettings:
 class ShardCache(ABC):
     """Shard files of one dataset.
 
-    Args:
-        root: the directory that they are read from, or would be.
-        store: where shards come from; ``None`` if the directory itself is the dataset.
-        watch: tells whether what is fetched, or read in place, is of the version that was opened; ``None`` where names of
-            files have versions.
+    ``root``: the directory that they are read from, or would be. ``store``: where shards come from; ``None`` if the directory
+    itself is the dataset. ``watch``: tells whether what is fetched, or read in place, is of the version that was opened;
+    ``None`` where names of files have versions.
 
     Attributes:
         keeps: whether shards that nobody reads stay.
@@ -104,10 +102,8 @@ class ShardCache(ABC):
     def open(self, info: ShardInfo) -> list[Buffer] | None:
         """A shard's raw files if all are present with the right size; ``None`` if not.
 
-        A file of a wrong size is not an error here: fetching replaces it.
-
-        Raises:
-            CorruptDataError: a file that is read in place, in part, was replaced after it was indexed.
+        A file of a wrong size is not an error here: fetching replaces it. CorruptDataError if a file that is read in place,
+        in part, was replaced after it was indexed.
         """
 
     def open_cut(self, info: ShardInfo) -> list[Buffer] | None:  # noqa: ARG002 - see below
@@ -118,11 +114,7 @@ class ShardCache(ABC):
         """Begin to read opened files into memory, before they are needed."""
 
     def validate(self, info: ShardInfo, files: Sequence[Buffer]) -> None:  # noqa: B027
-        """Check files found in the cache where ``validate_hash`` names a hash.
-
-        Raises:
-            CorruptDataError: a hash differs.
-        """
+        """Check files found in the cache where ``validate_hash`` names a hash. CorruptDataError if a hash differs."""
 
     @abstractmethod
     def url_of(self, info: ShardInfo) -> str:
@@ -149,8 +141,7 @@ class ShardCache(ABC):
     def held(self, info: ShardInfo) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - where none is removed
         """Have no file of a shard removed to make room for another, until this ends: it is to be fetched, and then opened.
 
-        Raises:
-            CacheError: the cache can not be written to.
+        CacheError if the cache can not be written to.
         """
         return contextlib.nullcontext()
 
@@ -200,10 +191,7 @@ class ShardCache(ABC):
     def claim_small(self, infos: Sequence[ShardInfo]) -> Sequence[bool]:
         """Say of small shards whether this process is to fetch each now: :meth:`take_small` must follow for those.
 
-        The others are here, or another process or thread is fetching them.
-
-        Raises:
-            CacheError: the cache can not be written to.
+        The others are here, or another process or thread is fetching them. CacheError if the cache can not be written to.
         """
         return [True] * len(infos)
 
@@ -220,28 +208,21 @@ class ShardCache(ABC):
     ) -> list[Buffer | Exception | None]:
         """Check small shards that were claimed, and put them into the cache; their claims end.
 
-        Args:
-            answers: what :meth:`try_request` gave for each; ``None`` where it was not asked.
-
-        Returns:
-            For each its bytes, or its error, as of :meth:`fetch`; ``None`` where it was not asked.
+        ``answers``: what :meth:`try_request` gave for each; ``None`` where it was not asked. Gives for each its bytes, or its
+        error, as of :meth:`fetch`; ``None`` where it was not asked.
         """
 
     def keep(self, name: str, data: bytes, *, limited: bool = False) -> None:  # noqa: B027 - where nothing is kept
         """Put a file into the cache, whole, in place of one that may be there.
 
-        Args:
-            limited: count the file toward the limit, and do not write it where eviction does not free enough space.
-
-        Raises:
-            StorageFullError, CacheError: it can not be written.
+        StorageFullError or CacheError if it can not be written. ``limited``: count the file toward the limit, and do not
+        write it where eviction does not free enough space.
         """
 
     def share(self, processes: int, limit: int | None) -> None:  # noqa: B027 - files are shared in any case
         """Say how many processes of this node read this dataset at once.
 
-        Args:
-            limit: bytes that its shards of all streams may take together, or ``None``.
+        ``limit``: bytes that its shards of all streams may take together, or ``None``.
         """
 
     @property

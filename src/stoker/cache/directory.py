@@ -29,16 +29,10 @@ _TRIES: Final = 200
 class CacheDirectory:
     """The directory of a cache that holds one version of one dataset.
 
-    Picklable; the copy holds the directory by itself. A forked process shares the hold.
+    Picklable; the copy holds the directory by itself. A forked process shares the hold. ``base``: the directory that the user
+    named, split included. ``origin``: the dataset and its version. ``version``: text that tells the version from others.
 
-    Args:
-        base: the directory that the user named, split included.
-        origin: the dataset and its version.
-        version: text that tells the version from others.
-
-    Attributes:
-        path: the directory.
-        origin: see above.
+    ``path``: the directory. ``origin``: see above.
     """
 
     def __init__(self, base: Path, origin: CacheOrigin, version: str) -> None:
@@ -62,9 +56,7 @@ class CacheDirectory:
     def make(self) -> None:
         """Make the directory and its note if need be, and hold it.
 
-        Raises:
-            CacheError: the directory is another dataset's.
-            OSError: it can not be made.
+        CacheError if the directory is another dataset's. OSError if it can not be made.
         """
         for _ in range(_TRIES):
             if self._held is not None and os.path.exists(self._note):
@@ -125,8 +117,7 @@ def latest_version(base: Path, origin: CacheOrigin) -> CacheOrigin | None:
 def refuse_dataset(bases: tuple[Path, ...], source: str) -> None:
     """Check that what is to be a cache is not a dataset, whose files are not ours.
 
-    Args:
-        bases: the directory that the user named, and the one of the split.
+    ``bases``: the directory that the user named, and the one of the split.
     """
     for base in bases:
         if os.path.lexists(base / INDEX_NAME):

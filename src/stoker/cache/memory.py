@@ -317,8 +317,7 @@ class MemoryCache(ShardCache):
 class _Memory:
     """Memory for a raw file that is fetched: shared, or of this process alone.
 
-    Attributes:
-        allocation: where it is among what processes share; ``None`` where it is not.
+    ``allocation``: where it is among what processes share; ``None`` where it is not.
     """
 
     def __init__(self, shared: NodeShards | None = None) -> None:

@@ -98,8 +98,7 @@ class _KeptFile:
 class SharedAllocation:
     """Memory for one shard, which this process fetches. What is not published goes with this object.
 
-    Attributes:
-        data: the memory, to be filled.
+    ``data``: the memory, to be filled.
     """
 
     def __init__(self, file: _KeptFile, start: int, size: int) -> None:
@@ -113,8 +112,7 @@ class SharedAllocation:
     def reserve(self) -> None:
         """Take the memory.
 
-        Raises:
-            OSError: there is none, which otherwise would end the process where it is first touched (SIGBUS).
+        OSError if there is none, which otherwise would end the process where it is first touched (SIGBUS).
         """
         os.posix_fallocate(self.file.number, self.start, self.size)
         populate(self.data)
@@ -137,9 +135,7 @@ class _ReadFile:
 class _KeptMap(NamedTuple):
     """The map of a file that may be read again: to take one down costs half as much as to fill the file.
 
-    Attributes:
-        mapped: the map.
-        place, entry: a shard of it in the table, which says whether the file is still kept.
+    ``mapped``: the map. ``place``, ``entry``: a shard of it in the table, which says whether the file is still kept.
     """
 
     mapped: MappedFile
@@ -155,11 +151,9 @@ def open_table(name: str = _TABLE) -> NodeFile:
 class NodeShards(ProcessLocal):
     """The shards in memory of this process, and of the others of its user on this node. Thread-safe.
 
-    In a forked child it has no files, and finds none: the parent keeps them, and the child what it has mapped.
-
-    Attributes:
-        spare: bytes that this process keeps for others although it does not read them now. The file that it has used last
-            stays in any case. So many bytes at most stay mapped of files that others keep.
+    In a forked child it has no files, and finds none: the parent keeps them, and the child what it has mapped. ``spare``:
+    bytes that this process keeps for others although it does not read them now. The file that it has used last stays in any
+    case. So many bytes at most stay mapped of files that others keep.
     """
 
     def __init__(self, table: NodeFile) -> None:
@@ -244,8 +238,7 @@ class NodeShards(ProcessLocal):
     def allocate(self, size: int) -> SharedAllocation:
         """Memory for a shard of so many bytes, at least one. It is to be reserved, or written to as a file.
 
-        Raises:
-            OSError: there is none, or the process can have no more files.
+        OSError if there is none, or the process can have no more files.
         """
         with self._lock:
             file = self._filled
@@ -359,8 +352,7 @@ _by_process: Final[weakref.WeakValueDictionary[int, NodeShards]] = weakref.WeakV
 def node_shards() -> NodeShards:
     """The shards of this node, which are there as long as anything in this process has them.
 
-    Raises:
-        StokerError, OSError: nothing can be shared here; says why.
+    StokerError or OSError if nothing can be shared here; says why.
     """
     with _lock:
         found = _by_process.get(os.getpid())

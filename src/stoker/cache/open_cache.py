@@ -23,8 +23,7 @@ def make_cache(
 ) -> ShardCache:
     """The cache that the settings ask for; files that are read where they lie (no ``store``) are mapped in any case.
 
-    Args:
-        root: the directory of files that are read where they lie, or of the cache.
+    ``root``: the directory of files that are read where they lie, or of the cache.
     """
     directory, path = (root, root.path) if isinstance(root, CacheDirectory) else (None, root)
     if settings.in_memory and store is not None:

@@ -48,11 +48,7 @@ class CacheOrigin:
 
 
 def read_origin(private: Path) -> CacheOrigin | None:
-    """Read a cache's note; ``None`` where there is none.
-
-    Args:
-        private: the cache's directory ``.stoker``.
-    """
+    """Read a cache's note; ``None`` where there is none. ``private``: the cache's directory ``.stoker``."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         found = json.loads(read_regular(private / CACHE_MARK))
         if isinstance(found, dict) and isinstance(found.get("url"), str) and found["url"]:
@@ -66,12 +62,8 @@ def read_origin(private: Path) -> CacheOrigin | None:
 def write_origin(private: Path, origin: CacheOrigin) -> None:
     """Write the note unless it is there; it appears whole, and is never replaced, for processes hold locks on it.
 
-    Args:
-        private: the cache's directory ``.stoker``, which is there.
-
-    Raises:
-        CacheError: the note is there, and is of another dataset.
-        OSError: it can not be written.
+    CacheError if the note is there, and is of another dataset. OSError if it can not be written. ``private``: the cache's
+    directory ``.stoker``, which is there.
     """
     path = private / CACHE_MARK
     if not path.exists():

@@ -36,12 +36,8 @@ _CHUNK: Final = 8 << 20
 def fetch_part(store: Store, part: FilePart, into: Path | memoryview) -> int:
     """Write a part's head and ranges, one after the other, into a local file or into memory; returns their bytes.
 
-    Args:
-        into: a file to be written, or flat writable bytes, as many as head and ranges have.
-
-    Raises:
-        CorruptDataError: the file is not the one that was indexed.
-        StorageError, OSError: reading or writing failed.
+    CorruptDataError if the file is not the one that was indexed. StorageError or OSError if reading or writing failed.
+    ``into``: a file to be written, or flat writable bytes, as many as head and ranges have.
     """
     requests = list(plan_requests(part, store.transfer.part_size or _CHUNK))
     at = len(part.head)
@@ -63,9 +59,7 @@ def fetch_part(store: Store, part: FilePart, into: Path | memoryview) -> int:
 def request_whole(store: Store, part: FilePart) -> Arrival:
     """Ask for a part that is all of a small file, by one request; :func:`check_whole` looks at the answer.
 
-    Raises:
-        CorruptDataError: the file is not the one that was indexed.
-        StorageError: reading failed.
+    CorruptDataError if the file is not the one that was indexed. StorageError if reading failed.
     """
     with _explained(store, part):
         return store.request(part.key, max_bytes=part.size)
@@ -75,10 +69,7 @@ def check_whole(store: Store, part: FilePart, data: BufferLike, info: ObjectInfo
     """The bytes of such a file, which came with what the store said of it.
 
     Some stores write a version otherwise in a listing. Where it differs, the store is asked for the file of that version.
-
-    Raises:
-        CorruptDataError: the file is not the one that was indexed.
-        StorageError: reading failed.
+    CorruptDataError if the file is not the one that was indexed. StorageError if reading failed.
     """
     same = same_version(part.version.strip('"'), info.version.strip('"'))
     if info.size != part.size or (part.version and not same):
@@ -122,11 +113,7 @@ def _replaced(where: str | Path, problem: str) -> CorruptDataError:
 
 
 def check_file(path: str | Path, status: os.stat_result, part: FilePart) -> None:
-    """Check that a local file is the one that was indexed.
-
-    Raises:
-        CorruptDataError: it is not.
-    """
+    """Check that a local file is the one that was indexed. CorruptDataError if it is not."""
     if status.st_size != part.size:
         raise _replaced(path, f"it has {status.st_size} bytes, and had {part.size}")
     if part.version and not same_version(part.version, local_version(status)):

@@ -34,8 +34,7 @@ class SmallFileReader:
     def read_listed(self, files: FileShards, numbers: Sequence[int], at_once: int) -> Iterator[tuple[int, str, bytes]]:
         """Those of some listed files that are the very ones that were listed: number, path below the directory, bytes.
 
-        Args:
-            at_once: how many may be open at the same time.
+        ``at_once``: how many may be open at the same time.
         """
         paths = [files.path(number) for number in numbers]
         sizes = [files.size(number) for number in numbers]
@@ -47,8 +46,7 @@ class SmallFileReader:
     def read_shards(self, shards: Sequence[ShardInfo], at_once: int) -> Sequence[bytes | None]:
         """The raw file, or part of a file, of each shard that is a small one; ``None`` for others, and for changed files.
 
-        Args:
-            at_once: how many files may be open at the same time.
+        ``at_once``: how many files may be open at the same time.
         """
         watch = self._watch
         if watch is not None and watch.version.files:

@@ -63,10 +63,8 @@ _PART_INDEX: Final = re.compile(r"[0-9]+(?:-[0-9]+)?\.index\.json")
 class Detected:
     """The kind of data that was detected.
 
-    Attributes:
-        kind: ``index`` for an ``index.json``; ``shards`` for files named as shards are, without an index; ``files`` for
-            files of one format that others wrote.
-        format: of ``files``; ``None`` else.
+    ``kind``: ``index`` for an ``index.json``; ``shards`` for files named as shards are, without an index; ``files`` for files
+    of one format that others wrote. ``format``: of ``files``; ``None`` else.
     """
 
     kind: Literal["index", "shards", "files"]

@@ -32,9 +32,8 @@ _DRAWN: Final = 1 << 64
 class NamedEpoch:
     """The epoch in which an ``IterableDataset`` of the package reads.
 
-    Attributes:
-        number: as ``set_epoch`` named it; 0 where nobody did; ``None``: the package reads in a thread, and it is not known.
-        resumes: whether it leaves out what came before a state of this epoch that it has loaded.
+    ``number``: as ``set_epoch`` named it; 0 where nobody did; ``None``: the package reads in a thread, and it is not known.
+    ``resumes``: whether it leaves out what came before a state of this epoch that it has loaded.
     """
 
     number: int | None

@@ -106,8 +106,7 @@ def close_in_children(one: Closable) -> None:
 class ProcessFile:
     """A descriptor that only this process has: it is closed with this object, and in a forked child.
 
-    Attributes:
-        number: the descriptor; -1 where it is closed.
+    ``number``: the descriptor; -1 where it is closed.
     """
 
     def __init__(self, number: int = -1) -> None:

@@ -187,8 +187,7 @@ class TaskProcesses(Generic[S, A, R]):
         shares: what it is that may not be sent or loaded, for messages.
         attempts: a task of which so many processes were killed is an error; before that, another one begins it again.
 
-    Attributes:
-        lost: processes that ended before their tasks did.
+    ``lost``: processes that ended before their tasks did.
     """
 
     def __init__(

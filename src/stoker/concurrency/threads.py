@@ -175,11 +175,7 @@ def _do_all(items: Sequence[_S], each: Callable[[_S], _R], end: Callable[[list[_
 
 
 class _Running(ProcessLocal):
-    """The threads of a pool that one process has, and their work.
-
-    Attributes:
-        serving: how many of them were not told to end.
-    """
+    """The threads of a pool that one process has, and their work. ``serving``: how many of them were not told to end."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

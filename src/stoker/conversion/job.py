@@ -54,9 +54,7 @@ _TOGETHER: Final = 4
 class Arrangement:
     """The order of the samples, and the split of each.
 
-    Attributes:
-        sizes: samples in each shard of the source; int64.
-        splits: name, and the part of ``[0, 1]`` that is its.
+    ``sizes``: samples in each shard of the source; int64. ``splits``: name, and the part of ``[0, 1]`` that is its.
     """
 
     sizes: Ids

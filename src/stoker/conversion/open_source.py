@@ -50,9 +50,8 @@ HUGGING_FACE: Final = "huggingface"
 class DetectedSource:
     """A source's kind and format.
 
-    Attributes:
-        kind: ``"index"``, ``"huggingface"``, ``"images"``, or a format's name.
-        given: what to open: the source, or the files of it that count.
+    ``kind``: ``"index"``, ``"huggingface"``, ``"images"``, or a format's name. ``given``: what to open: the source, or the
+    files of it that count.
     """
 
     kind: str

@@ -27,9 +27,7 @@ _FLOATS: Final = ("float16", "float32", "float64", "bfloat16")
 class ShardSettings:
     """Settings of the shards.
 
-    Attributes:
-        size_limit: most raw bytes of a shard.
-        shard_samples: most samples of a shard; ``None`` for no limit.
+    ``size_limit``: most raw bytes of a shard. ``shard_samples``: most samples of a shard; ``None`` for no limit.
     """
 
     format: str
@@ -87,9 +85,7 @@ def encoding_for(settings: ShardSettings, name: str, encoding: str) -> str:
 class _TaskDestination(Destination):
     """Puts a writer's files where the task's belong, and keeps its index to itself. A task writes the same again.
 
-    Attributes:
-        index: the writer's index, once it is finished.
-        sizes: bytes of each file, by its name.
+    ``index``: the writer's index, once it is finished. ``sizes``: bytes of each file, by its name.
     """
 
     def __init__(self, store: Store, named: Callable[[str], str], *, whole: bool) -> None:

@@ -153,9 +153,7 @@ class ShardSource(ConversionSource):
 class FileSource(ConversionSource):
     """Files that are a sample each: images in folders that are their classes, or any files. Nothing is decoded.
 
-    Attributes:
-        content: the column of the file's bytes.
-        numbers: of images in folders: number of each class.
+    ``content``: the column of the file's bytes. ``numbers``: of images in folders: number of each class.
     """
 
     name: str

@@ -82,8 +82,7 @@ def run_task(job: ConversionJob, number: int, advance: Callable[[int], None] = l
 class _Chunk:
     """Some samples of a task, read, mapped and written together. A row is a sample's index among them.
 
-    Attributes:
-        bad: errors of the samples that are left out, by row; ``None`` where such errors are raised.
+    ``bad``: errors of the samples that are left out, by row; ``None`` where such errors are raised.
     """
 
     def __init__(self, job: ConversionJob, shards: Ids, rows: Ids) -> None:
@@ -244,12 +243,7 @@ class _Chunk:
 
 
 class _UnwrittenError(Exception):
-    """A sample does not fit.
-
-    Attributes:
-        error: says which, and why.
-        done: samples before it that were written.
-    """
+    """A sample does not fit. ``error``: says which, and why. ``done``: samples before it that were written."""
 
     def __init__(self, error: StokerError, done: int) -> None:
         super().__init__(str(error))

@@ -191,8 +191,7 @@ class Replay:
 class Assignment:
     """A recorded assignment of an epoch, and what it is of.
 
-    Attributes:
-        identity: names and JSON values of what the positions follow from: data set, order and settings.
+    ``identity``: names and JSON values of what the positions follow from: data set, order and settings.
     """
 
     epoch: int

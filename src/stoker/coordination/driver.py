@@ -38,9 +38,8 @@ def until_answered(ask: Callable[[], _Answer], url: str, patience: float) -> _An
 class Driver:
     """A thread that carries out what a protocol asks for. The run knows its process, and hears nothing of a forked child.
 
-    Attributes:
-        changed: the lock of the protocol's state: hold it to read or change that. It is released during calls of the
-            engine, and notified after each step.
+    ``changed``: the lock of the protocol's state: hold it to read or change that. It is released during calls of the engine,
+    and notified after each step.
     """
 
     def __init__(self, store: CoordinationStore, clock: ProtocolClock, patience: float) -> None:

@@ -214,9 +214,8 @@ class WorkerRecord(NamedTuple):
 class History(NamedTuple):
     """The entries of an incarnation's log that hold, where a run was restored from a checkpoint.
 
-    Attributes:
-        counts: for each lane, how many of its entries were complete at the checkpoint.
-        partial: each lane's last entry as it was then, and what was committed of splits that were out.
+    ``counts``: for each lane, how many of its entries were complete at the checkpoint. ``partial``: each lane's last entry as
+    it was then, and what was committed of splits that were out.
     """
 
     incarnation: int

@@ -275,12 +275,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Work that one thread does.
-
-    Attributes:
-        size: about how many bytes it reads.
-        run: does it, and notes what it finds.
-    """
+    """Work that one thread does. ``size``: about how many bytes it reads. ``run``: does it, and notes what it finds."""
 
     size: int
     run: Callable[[Outcome], None]

@@ -23,9 +23,8 @@ _NEAR: Final = 1000
 class Exclusion:
     """The samples that an epoch leaves out.
 
-    Attributes:
-        ids: their ids; int64, shape ``(n,)``, rising.
-        begins, ends: ranges of positions whose samples are left out; int64, shape ``(m,)``, rising and apart.
+    ``ids``: their ids; int64, shape ``(n,)``, rising. ``begins``, ``ends``: ranges of positions whose samples are left out;
+    int64, shape ``(m,)``, rising and apart.
     """
 
     ids: Ids

@@ -41,9 +41,7 @@ _TAG_SECTIONS: Final = 4
 class NativeStart(EpochStart):
     """The world that an epoch began with; kept where its parts or its batches of one stream depend on it.
 
-    Attributes:
-        world_size: number of ranks.
-        batch_size: samples in a batch of each.
+    ``world_size``: number of ranks. ``batch_size``: samples in a batch of each.
     """
 
     world_size: int = 0
@@ -56,11 +54,7 @@ class NativeOrder:
     ``sources``: the streams, at least one. ``settings``: everything else. ``origin``: where a run with changed streams was
     restarted.
 
-    Attributes:
-        epoch_size: positions in an epoch.
-
-    Raises:
-        ConfigError: streams, weights and settings that do not go together.
+    ``epoch_size``: positions in an epoch. ConfigError if streams, weights and settings do not go together.
     """
 
     start_type: ClassVar = NativeStart

@@ -269,8 +269,7 @@ class PartPlan:
 class DealtPlan(BatchPlan):
     """The rest of an epoch of parts in a world that is not the home world: its part positions in global batches.
 
-    Attributes:
-        rounds: the epoch's parts.
+    ``rounds``: the epoch's parts.
     """
 
     rounds: Rounds = field(kw_only=True)

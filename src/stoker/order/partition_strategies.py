@@ -29,9 +29,7 @@ _TAG_HASH = 21
 class Division:
     """Samples to be divided: ``whole``, some samples of ``table``, among ``world_size`` ranks.
 
-    Attributes:
-        total: samples of ``whole``.
-        labels: a number for each sample of the table, by id, where the strategy needs them.
+    ``total``: samples of ``whole``. ``labels``: a number for each sample of the table, by id, where the strategy needs them.
     """
 
     table: ShardTable

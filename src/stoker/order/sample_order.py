@@ -113,9 +113,8 @@ class Spans:
     They follow from the epoch alone: not from the rank, the world or where a run resumed. So what is found in them is the
     same in each run.
 
-    Attributes:
-        begins, ends: int64, shape ``(spans,)``, rising and apart.
-        alone: whether a sample may only be replaced by one of its own span.
+    ``begins``, ``ends``: int64, shape ``(spans,)``, rising and apart. ``alone``: whether a sample may only be replaced by one
+    of its own span.
     """
 
     begins: Ids
@@ -266,9 +265,7 @@ class EpochPosition:
 class Run:
     """The samples of one reader from a position to the end of its epoch.
 
-    Attributes:
-        order: locates the positions.
-        plan: the reader's batches, as positions.
+    ``order``: locates the positions. ``plan``: the reader's batches, as positions.
     """
 
     order: Order

@@ -60,11 +60,9 @@ class EpochChain:
         It gives a :class:`~stoker.reading.steps.LeftOut` for a sample that is dropped, and
         :class:`~stoker.reading.steps.SeveralSamples` where the chain makes several of one.
 
-        Args:
-            streams: number of the stream of each sample, int64, shape ``(n,)``.
-            ids: of the samples in their streams.
-            repetitions: positions in the epoch where it has samples more than once; else zeros.
-            positions: positions in the epoch.
+        ``streams``: number of the stream of each sample, int64, shape ``(n,)``. ``ids``: of the samples in their streams.
+        ``repetitions``: positions in the epoch where it has samples more than once; else zeros. ``positions``: positions in
+        the epoch.
         """
         steps, generators = self._steps, self._generator
         # Without a step that asks for them, positions are not known everywhere.
@@ -170,11 +168,8 @@ def change_batch(steps: Sequence[Step], batch: Batch, positions: Ids, first: Cal
     TransformError if a function raised an error, or gave no columns of one length, ConfigError if a column is not there, or
     comes twice.
 
-    Args:
-        steps: the last ones.
-        batch: of n samples, n ≥ 1; where a step takes whole batches, a single one.
-        positions: of the samples in the epoch, int64, shape ``(n,)``.
-        first: says where the first sample comes from.
+    ``steps``: the last ones. ``batch``: of n samples, n ≥ 1; where a step takes whole batches, a single one. ``positions``:
+    of the samples in the epoch, int64, shape ``(n,)``. ``first``: says where the first sample comes from.
     """
     for step in steps:
         batch = step.change_batch(batch, positions, first)

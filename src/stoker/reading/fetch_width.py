@@ -29,9 +29,7 @@ class FetchWidth:
     is the shortest that was seen, as that has the least of waiting for each other in it. There is a bound for the bytes
     under way, and for the requests of all processes of a node.
 
-    Args:
-        fixed: the number, where it is set; ``None`` to choose it.
-        first_bytes: bytes of a shard that is fetched first.
+    ``fixed``: the number, where it is set; ``None`` to choose it. ``first_bytes``: bytes of a shard that is fetched first.
 
     Attributes:
         sharers: processes on this node that read through the same cache.

@@ -16,14 +16,11 @@ _REMEMBERED: Final = 1 << 16
 class Replacements:
     """Finds samples that may come in the places of others, near them in the order; remembers those that may not.
 
-    What is found depends on the epoch alone: it is the same in any world and after any resume.
+    What is found depends on the epoch alone: it is the same in any world and after any resume. ``spans``: where the epoch's
+    samples are, see :class:`~stoker.order.sample_order.Spans`. ``strict``: whether an error of a sample that is tried is
+    raised.
 
-    Args:
-        spans: where the epoch's samples are, see :class:`~stoker.order.sample_order.Spans`.
-        strict: whether an error of a sample that is tried is raised.
-
-    Attributes:
-        tried: positions that were tried by the last call.
+    ``tried``: positions that were tried by the last call.
     """
 
     def __init__(self, spans: Spans, *, strict: bool = False) -> None:

@@ -27,9 +27,8 @@ _Error = TypeVar("_Error", bound=SampleError)
 class SampleLocation:
     """The origin of a sample; attributes are those of :class:`~stoker.errors.SampleError`.
 
-    Attributes:
-        stream: name of its stream, where :meth:`~stoker.StreamingDataset.where` was asked; errors leave it out.
-        copy: names the shard's copy in a cache, and the URL that it comes from; ``None``: there is none.
+    ``stream``: name of its stream, where :meth:`~stoker.StreamingDataset.where` was asked; errors leave it out. ``copy``:
+    names the shard's copy in a cache, and the URL that it comes from; ``None``: there is none.
     """
 
     url: str | None
@@ -77,13 +76,9 @@ def apply_transform(
 ) -> Iterator[Any]:
     """Samples as a transform makes them, each when it is asked for.
 
-    TransformError if the transform raised an error; names the sample.
-
-    Args:
-        samples: what it is applied to.
-        remaining: an iterator whose length hint is the number of samples not yet taken.
-        origin: where the n-th of these samples comes from.
-        count: how many there were before the first was taken, where these are some of the samples that ``remaining`` counts.
+    TransformError if the transform raised an error; names the sample. ``samples``: what it is applied to. ``remaining``: an
+    iterator whose length hint is the number of samples not yet taken. ``origin``: where the n-th of these samples comes from.
+    ``count``: how many there were before the first was taken, where these are some of the samples that ``remaining`` counts.
     """
     count = operator.length_hint(remaining) if count is None else count
     for sample in samples:

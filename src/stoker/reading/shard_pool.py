@@ -49,9 +49,8 @@ class ShardPool:
         reads_cut: whether shards are opened of which a local file ends too early; see
             :meth:`~stoker.formats.format.Format.open_cut`.
 
-    Attributes:
-        width: how many shards are fetched at once.
-        fetched: for each shard whether it was not in the cache when this process first wanted it; ``None`` for no shard.
+    ``width``: how many shards are fetched at once. ``fetched``: for each shard whether it was not in the cache when this
+    process first wanted it; ``None`` for no shard.
     """
 
     def __init__(

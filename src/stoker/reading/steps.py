@@ -52,9 +52,8 @@ GONE: Final = LeftOut("GONE")
 class SeveralSamples(list[Any]):
     """The samples that were made of one.
 
-    Attributes:
-        dropped: how many more there were, which a filter left out.
-        numbers: of each among those that there were, for its random numbers.
+    ``dropped``: how many more there were, which a filter left out. ``numbers``: of each among those that there were, for its
+    random numbers.
     """
 
     dropped: int = 0
@@ -576,8 +575,7 @@ KINDS: Final = frozenset(
 def check_own(step: Step) -> None:
     """Check what a step of another package says of itself.
 
-    Raises:
-        ConfigError: it has no kind, or that of another step; it drops rows of columns; or it has values that are not fields.
+    ConfigError if it has no kind, or that of another step; it drops rows of columns; or it has values that are not fields.
     """
     if type(step).__module__.startswith("stoker."):
         return

@@ -72,8 +72,7 @@ class UploadPool:
     ``threads`` files are stored at once, and ``waiting`` more may wait; ``on_failed`` is called from a thread that failed,
     after ``error`` is set.
 
-    Attributes:
-        error: what the first file that could not be stored failed with.
+    ``error``: what the first file that could not be stored failed with.
     """
 
     def __init__(self, threads: int, waiting: int, on_failed: Callable[[], None] | None = None) -> None:
@@ -119,9 +118,8 @@ class UploadPool:
 class _WriterState(ProcessLocal):
     """Of one process: a forked child may not go on, as the threads that store, and what they store, are the parent's.
 
-    Attributes:
-        closed: how the writer was closed; ``None`` while it is open.
-        stopped: whether that is to be looked at, or how storing goes.
+    ``closed``: how the writer was closed; ``None`` while it is open. ``stopped``: whether that is to be looked at, or how
+    storing goes.
     """
 
     def __init__(self) -> None:

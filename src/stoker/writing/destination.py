@@ -44,9 +44,8 @@ _REPLACED: Final = "none: a writer with exist_ok=True"
 class Begun:
     """The output that a writer continues.
 
-    Attributes:
-        written: files that are part of the output already, by number.
-        extra: keys of the existing index, other than its shards.
+    ``written``: files that are part of the output already, by number. ``extra``: keys of the existing index, other than its
+    shards.
     """
 
     written: list[WrittenFiles] = field(default_factory=list)

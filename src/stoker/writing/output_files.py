@@ -46,9 +46,7 @@ class FoundFiles:
 class WrittenFiles:
     """Files of one number that are part of the output.
 
-    Attributes:
-        sizes: their keys, and bytes.
-        shard: the index's description, for formats that have an index.
+    ``sizes``: their keys, and bytes. ``shard``: the index's description, for formats that have an index.
     """
 
     number: int

@@ -26,13 +26,10 @@ _TRUSTED: Final = 1.0
 class DirectoryFiles:
     """The files of a cache below its directory: nothing outside of it is written to, and errors name the cache.
 
-    Args:
-        root: the directory; made when first written to.
-        directory: makes and holds the root; ``None`` where that is no directory of one version.
+    ``root``: the directory; made when first written to. ``directory``: makes and holds the root; ``None`` where that is no
+    directory of one version.
 
-    Attributes:
-        root, directory: see above.
-        folder: the root as text.
+    ``root``, ``directory``: see above. ``folder``: the root as text.
     """
 
     def __init__(self, root: Path, directory: CacheDirectory | None) -> None:

@@ -46,13 +46,11 @@ _USUAL_RATIO = 4
 class Fetches(ShardCache):
     """Fetches files into a cache, within its limit.
 
-    Args:
-        root, store, settings, watch: see :class:`~stoker.cache.base.ShardCache`. Without a store nothing is ever evicted.
-        known: basename to size of every file of the dataset, for eviction; called only where there is a limit.
-        directory: makes and holds the root; ``None`` where there is no store.
+    ``root``, ``store``, ``settings``, ``watch``: see :class:`~stoker.cache.base.ShardCache`. Without a store nothing is ever
+    evicted. ``known``: basename to size of every file of the dataset, for eviction; called only where there is a limit.
+    ``directory``: makes and holds the root; ``None`` where there is no store.
 
-    Attributes:
-        files: the files below the root.
+    ``files``: the files below the root.
 
     Raises:
         ConfigError: there is a limit, and no store: shards are read where they lie.

@@ -90,8 +90,7 @@ class _Opener:
 def held(root: Path, names: Iterable[str]) -> Iterator[None]:
     """Mark files of a cache as in use, also those that are yet to be fetched: until this ends, and the files are mapped.
 
-    Raises:
-        OSError: the process can not open one more file.
+    OSError if the process can not open one more file.
     """
     opener, ends = _Opener(), list[_End]()
     try:

@@ -98,15 +98,12 @@ def remove_unlocked(path: Path) -> bool:
 class CacheQuota:
     """The limit of one cache, and the bytes that its files take.
 
-    Args:
-        private: the directory below it where files are made; it must be there before :meth:`take`.
-        limit: most bytes of shard files, those under way included.
-        patience: seconds to wait for a process that has the count locked.
-        known: basename to size of every file of the dataset, for those that are being made. All files below the root and
-            outside of the private directory are counted and may be removed, but the index.
+    ``private``: the directory below it where files are made; it must be there before :meth:`take`. ``limit``: most bytes of
+    shard files, those under way included. ``patience``: seconds to wait for a process that has the count locked. ``known``:
+    basename to size of every file of the dataset, for those that are being made. All files below the root and outside of the
+    private directory are counted and may be removed, but the index.
 
-    Attributes:
-        others: gives directories of other versions of the dataset, which count, too.
+    ``others``: gives directories of other versions of the dataset, which count, too.
     """
 
     def __init__(
@@ -132,13 +129,9 @@ class CacheQuota:
     def take(self, needed: int, *, evict: bool = True) -> bool:
         """Reserve space for a file that is about to be made, removing files that are not in use if ``evict``.
 
-        The caller holds the lock of the file's part file, and so is seen by others that count.
-
-        Returns:
-            Whether there was space. If not, the caller does not make the file, or exceeds the limit.
-
-        Raises:
-            OSError: the count can not be kept in this directory.
+        The caller holds the lock of the file's part file, and so is seen by others that count. OSError if the count can not
+        be kept in this directory. Gives whether there was space. If not, the caller does not make the file, or exceeds the
+        limit.
         """
         with self._count() as descriptor:
             used = _read(descriptor) if self._counted else None
@@ -233,14 +226,8 @@ def divide_limit(limit: int, shard_bytes: Sequence[Ids], names: Sequence[str]) -
     A stream uses a fixed number of shards at a time, whatever its size, so parts by size would starve the small
     streams of a mixture, which are repeated most often. The large ones get what the small ones do not fill.
 
-    Args:
-        shard_bytes: for each directory, bytes of each of its shards.
-
-    Returns:
-        Bytes for each; their sum is at most ``limit``.
-
-    Raises:
-        ConfigError: the limit can not hold two of the largest shards of each.
+    ConfigError if the limit can not hold two of the largest shards of each. ``shard_bytes``: for each directory, bytes of
+    each of its shards. Gives bytes for each; their sum is at most ``limit``.
     """
     totals = [int(sizes.sum()) for sizes in shard_bytes]
     least = [

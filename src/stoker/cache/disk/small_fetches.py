@@ -41,9 +41,8 @@ _keeping = ctypes.PyDLL(None, use_errno=True)
 class Claims(ProcessLocal):
     """The claims of one cache. Thread-safe; a copy has none, as a forked child has none.
 
-    Args:
-        folder: the cache's private directory, which must be there when something is claimed.
-        patience: seconds after which the claim of another process is not respected any more, from when it was first met.
+    ``folder``: the cache's private directory, which must be there when something is claimed. ``patience``: seconds after
+    which the claim of another process is not respected any more, from when it was first met.
 
     Attributes:
         is_local: whether the folder is on a file system of this machine alone, where the kernel itself has locks and names;
@@ -65,8 +64,7 @@ class Claims(ProcessLocal):
     def take(self, name: str) -> bool:
         """Claim a file, until :meth:`release` or the end of this process; whether nobody else does.
 
-        Raises:
-            OSError: the private directory is not there, or can not be written to.
+        OSError if the private directory is not there, or can not be written to.
         """
         with self._lock:
             if name in self._mine:
@@ -159,8 +157,7 @@ HELD_CALLS: Final = FileCalls(_create_at_once, _close_at_once, _rename_at_once)
 class SmallFetches:
     """Fetches of small files: each is claimed, and what has arrived put into its place.
 
-    Attributes:
-        claims: the claims of the cache's files.
+    ``claims``: the claims of the cache's files.
     """
 
     def __init__(self, files: DirectoryFiles, patience: float) -> None:
@@ -172,8 +169,7 @@ class SmallFetches:
     def claim_each(self, files: Sequence[FileInfo]) -> list[bool]:
         """Say of files whether each is to be fetched here: until it is released, nobody else fetches it.
 
-        Raises:
-            CacheError: the cache can not be written to.
+        CacheError if the cache can not be written to.
         """
         found: list[bool] = []
         try:

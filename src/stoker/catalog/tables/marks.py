@@ -67,9 +67,8 @@ class TableSnapshot:
 class TableMark:
     """A table that a listing shows.
 
-    Attributes:
-        kind: ``delta``, ``iceberg``, ``hudi`` or ``lance``.
-        folder: the table's, relative to what was listed; empty for that itself.
+    ``kind``: ``delta``, ``iceberg``, ``hudi`` or ``lance``. ``folder``: the table's, relative to what was listed; empty for
+    that itself.
     """
 
     kind: str

@@ -113,12 +113,7 @@ class WalkedSource:
 
 @dataclass(frozen=True, slots=True)
 class BadFile:
-    """A file that can not be read.
-
-    Attributes:
-        key: the file.
-        problem: what is wrong with it.
-    """
+    """A file that can not be read. ``key``: the file. ``problem``: what is wrong with it."""
 
     key: str
     problem: str

@@ -32,10 +32,8 @@ _BYTE_ORDER: Final = "byteorder"
 class SharedBytes:
     """Read-only bytes of a file, which processes share. A spawned child is handed the file; any other copy has all bytes.
 
-    ``data``: the bytes; or a descriptor of a file, which is taken over. Nobody may write to that file or cut it.
-
-    Attributes:
-        view: the bytes.
+    ``data``: the bytes; or a descriptor of a file, which is taken over. Nobody may write to that file or cut it. ``view``:
+    the bytes.
     """
 
     # Descriptors of all that are mapped in this process. Each map has another one, a duplicate.

@@ -219,9 +219,8 @@ _ERRORS: Final = (*DECODE_ERRORS, RuntimeError, MemoryError, RecursionError)
 class _Dataset:
     """A dataset of a file.
 
-    Attributes:
-        start: where its values begin, if they lie in one piece as they are in memory; ``None`` otherwise.
-        problem: why it can not be read, or empty.
+    ``start``: where its values begin, if they lie in one piece as they are in memory; ``None`` otherwise. ``problem``: why it
+    can not be read, or empty.
     """
 
     dtype: np.dtype[Any]

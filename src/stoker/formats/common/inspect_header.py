@@ -25,12 +25,7 @@ _KEPT: Final = 512
 
 
 class ByteSource(Protocol):
-    """A file that can be read from any offset.
-
-    Attributes:
-        where: names it in errors.
-        size: its bytes.
-    """
+    """A file that can be read from any offset. ``where``: names it in errors. ``size``: its bytes."""
 
     where: str
     size: int

@@ -92,8 +92,7 @@ class MDSShard:
     ``data``: the shard's bytes; kept, never closed here. ``cut``: whether the file may end before its last samples, which are
     then errors.
 
-    Attributes:
-        addresses: address of its bytes, number of samples that can be read, address of the u32 offsets.
+    ``addresses``: address of its bytes, number of samples that can be read, address of the u32 offsets.
     """
 
     format = "mds"

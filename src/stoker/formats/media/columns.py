@@ -24,9 +24,7 @@ HANDLES: Final[Mapping[str, type[Handle]]] = dict(zip(HANDLED, (Video, Audio), s
 class MediaColumns:
     """A function of samples: columns of encoded bytes become handles. Picklable.
 
-    Attributes:
-        handle: the class of the handles.
-        columns: names of the columns.
+    ``handle``: the class of the handles. ``columns``: names of the columns.
     """
 
     handle: type[Video | Audio]

@@ -56,9 +56,8 @@ class OpenStream:
         origin: time of its first frame, in ticks, by the header.
         seconds: how long it is; ``None`` where the file does not say.
 
-    Raises:
-        CorruptDataError, FormatError: the bytes are no such file; StorageError: they can not be read.
-        MissingPackageError: PyAV is not installed.
+    CorruptDataError or FormatError if the bytes are no such file, StorageError if they can not be read. MissingPackageError
+    if PyAV is not installed.
     """
 
     def __init__(self, source: MediaSource, kind: Literal["video", "audio"]) -> None:

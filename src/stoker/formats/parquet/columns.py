@@ -29,9 +29,8 @@ TEXTS: Final = ("str", "json", "str_int", "str_float", "str_decimal")
 class ParquetColumn(Protocol):
     """A column.
 
-    Attributes:
-        encoding: as an MDS index names it.
-        arrow: the ``pyarrow.DataType`` that its values are stored as; ``None`` for what goes with the encoding.
+    ``encoding``: as an MDS index names it. ``arrow``: the ``pyarrow.DataType`` that its values are stored as; ``None`` for
+    what goes with the encoding.
     """
 
     @property

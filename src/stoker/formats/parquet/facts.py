@@ -285,9 +285,8 @@ _PLAIN, _RLE, _RLE_DICTIONARY = 0, 3, 8
 class ColumnPart:
     """A column in one row group.
 
-    Attributes:
-        chunks: facts of the column's chunks, one a leaf, offsets counted from the start of the buffer that holds them.
-        statistics: statistics of a column with one leaf, made by :func:`~stoker.formats.parquet.thrift.struct`.
+    ``chunks``: facts of the column's chunks, one a leaf, offsets counted from the start of the buffer that holds them.
+    ``statistics``: statistics of a column with one leaf, made by :func:`~stoker.formats.parquet.thrift.struct`.
     """
 
     rows: int

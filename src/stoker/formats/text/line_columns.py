@@ -38,10 +38,8 @@ _WHOLE_ZERO: Final = re.compile(rb"-0[\s,}]")
 class LineText:
     """Lines, with what was between them, or a newline between each two.
 
-    Attributes:
-        text: the bytes; of any size.
-        begins, ends: where each line begins and ends in them, its newline not included; int64, shape ``(n,)``. No line is
-            empty, and between a line and the next there are newlines alone.
+    ``text``: the bytes; of any size. ``begins``, ``ends``: where each line begins and ends in them, its newline not included;
+    int64, shape ``(n,)``. No line is empty, and between a line and the next there are newlines alone.
     """
 
     text: bytes

@@ -31,8 +31,7 @@ class OddCells:
     ``columns``: for each column of numbers, by its place in a line, whether a text is one of its numbers. ``separator``: what
     stands between two values; one ASCII character. ``quote``: the character that quotes, if any.
 
-    Attributes:
-        found: the columns that have such cells, or may have.
+    ``found``: the columns that have such cells, or may have.
     """
 
     def __init__(self, columns: Mapping[int, Callable[[str], bool]], separator: str, quote: int | None) -> None:

@@ -27,9 +27,7 @@ _MARGIN: Final = 2.0**-8
 class Interleave:
     """A sequence that has ``counts[s]`` elements of each stream s.
 
-    Attributes:
-        counts: int64, shape ``(streams,)``; zeros are allowed.
-        total: length of the sequence, at most 2**42.
+    ``counts``: int64, shape ``(streams,)``; zeros are allowed. ``total``: length of the sequence, at most 2**42.
     """
 
     __slots__ = ("_children", "_left", "_levels", "_size", "counts", "total")

@@ -34,9 +34,8 @@ _ALWAYS: Final = ("epoch", "consumed", "samples")
 class Reached:
     """The progress of a run in a stream.
 
-    Attributes:
-        count: samples that it has had.
-        passed: numbers that it has passed over, rising. It has had all others below ``count + len(passed)``.
+    ``count``: samples that it has had. ``passed``: numbers that it has passed over, rising. It has had all others below
+    ``count + len(passed)``.
     """
 
     count: int = 0

@@ -71,8 +71,7 @@ class IntervalLookup:
     ``lengths``: of each interval; int64, shape ``(intervals,)``. ``starts``: first offset of each interval and, last, the
     total, where they are known; int64, shape ``(intervals + 1,)``.
 
-    Attributes:
-        starts: see above.
+    ``starts``: see above.
     """
 
     __slots__ = ("_length", "_missing", "_next", "_shift", "_sign", "_steps", "starts")

@@ -136,8 +136,7 @@ class ShuffledStream:
     ``table``: the shards' sizes. ``settings``: see :class:`ShuffleSettings`. ``key``: any integer; streams with other keys
     have other orders. ``selection``: which rows of each shard belong; ``None`` for all.
 
-    Attributes:
-        total: samples in a pass.
+    ``total``: samples in a pass.
     """
 
     def __init__(

@@ -314,9 +314,8 @@ class _Held:
 class _Block:
     """Packed rows, of which some have been delivered.
 
-    Attributes:
-        cut: documents that were cut, to be reported with the block's first row.
-        memory: may hold the documents' tokens; free to be used again after the last row.
+    ``cut``: documents that were cut, to be reported with the block's first row. ``memory``: may hold the documents' tokens;
+    free to be used again after the last row.
     """
 
     documents: Ragged

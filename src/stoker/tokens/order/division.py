@@ -194,11 +194,8 @@ class TokenDivision:
 class PartFiles:
     """The files of a rank, each with as large a share of the epoch as it has of the rank's tokens.
 
-    Without shuffling, a file's share is what it holds.
-
-    Attributes:
-        files: their numbers; int64, shape ``(files,)``, rising.
-        ends: amounts of all files up to each; int64.
+    Without shuffling, a file's share is what it holds. ``files``: their numbers; int64, shape ``(files,)``, rising. ``ends``:
+    amounts of all files up to each; int64.
     """
 
     files: Ids

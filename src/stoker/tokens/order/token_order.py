@@ -79,11 +79,7 @@ class BlockSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenStart(EpochStart):
-    """The world that an epoch was divided for.
-
-    Attributes:
-        world_size: number of its ranks; 0: not known.
-    """
+    """The world that an epoch was divided for. ``world_size``: number of its ranks; 0: not known."""
 
     world_size: int = 0
 

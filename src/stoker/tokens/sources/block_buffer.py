@@ -49,10 +49,8 @@ class Gathered:
     Tokens are copied, so that what they were decoded into is free at once, into 16 bits where ids allow it. Documents
     without tokens are left out.
 
-    ``tokens`` says how many will come, ``limit`` is one more than the largest id that is allowed.
-
-    Attributes:
-        lost: what :meth:`add` could not read.
+    ``tokens`` says how many will come, ``limit`` is one more than the largest id that is allowed. ``lost``: what :meth:`add`
+    could not read.
     """
 
     def __init__(self, tokens: int, limit: int) -> None:

@@ -42,11 +42,7 @@ _CHUNK_TOKENS: Final = 1 << 18
 
 
 class _Ahead(ProcessLocal):
-    """Row groups that one process reads soon.
-
-    Attributes:
-        groups: their numbers. The pool looks at them while they change.
-    """
+    """Row groups that one process reads soon. ``groups``: their numbers. The pool looks at them while they change."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

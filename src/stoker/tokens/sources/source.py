@@ -29,12 +29,7 @@ _MOST_TOKENS = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class SkippedFile:
-    """A file that was left out.
-
-    Attributes:
-        file: its name.
-        problem: what is wrong with it.
-    """
+    """A file that was left out. ``file``: its name. ``problem``: what is wrong with it."""
 
     file: str
     problem: str

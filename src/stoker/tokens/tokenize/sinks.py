@@ -96,9 +96,7 @@ class TokenSink:
     At the statement's end what was written counts. After an exception it does not, and what can be continued stays. Only what
     was written by the same job, settings and versions of the files of text, can be continued.
 
-    Attributes:
-        writer: of the files.
-        resumed: blocks that are stored already, and need not be tokenized again.
+    ``writer``: of the files. ``resumed``: blocks that are stored already, and need not be tokenized again.
     """
 
     def __init__(
@@ -216,8 +214,7 @@ class TokenFileWriter(FileSetWriter):
     they are not compressed, and otherwise numbers of dictionary entries, which take half the space of ids, and less time to
     decompress. What is counted as its samples are blocks of text.
 
-    Attributes:
-        blocks: that were stored before. A file in which all is as before is not made again.
+    ``blocks``: that were stored before. A file in which all is as before is not made again.
     """
 
     stem = "tokens"

@@ -46,11 +46,7 @@ _ROWS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class TextFile:
-    """A file of text.
-
-    Attributes:
-        version: see :func:`~stoker.storage.job_record.file_version`.
-    """
+    """A file of text. ``version``: see :func:`~stoker.storage.job_record.file_version`."""
 
     path: str
     size: int
@@ -101,9 +97,8 @@ class TextBlock:
 class Texts:
     """Files of text of one kind, in order.
 
-    Attributes:
-        column: the column or key of the text; ``None``: to be found.
-        strict: bytes that are not UTF-8 are an error; otherwise they are replaced by U+FFFD.
+    ``column``: the column or key of the text; ``None``: to be found. ``strict``: bytes that are not UTF-8 are an error;
+    otherwise they are replaced by U+FFFD.
     """
 
     kind: Kind

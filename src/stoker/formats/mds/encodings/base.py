@@ -21,9 +21,8 @@ RawColumn = NDArray[np.uint8] | list[bytes]
 class UnfitValueError(ValueError):
     """A value does not fit its encoding: ``expected ..., got ...``.
 
-    Attributes:
-        row: index of the value in the column that was being encoded; ``None`` for a single value.
-        column: the column's name, once known.
+    ``row``: index of the value in the column that was being encoded; ``None`` for a single value. ``column``: the column's
+    name, once known.
     """
 
     def __init__(self, message: str, *, row: int | None = None, column: str | None = None) -> None:
