@@ -570,7 +570,7 @@ def test_a_state_of_a_dataset_that_was_rewritten_is_refused_and_a_copy_continues
     assert len(list(copy)) == SAMPLES - 40
     write(str(tmp_path / "data"), 2, hashes=None)
     anew = StreamingDataset(local=tmp_path / "data", **options)
-    with pytest.raises(StateError, match="written anew"):
+    with pytest.raises(StateError, match="was rewritten since"):
         anew.load_state_dict(state)
 
 

@@ -35,7 +35,7 @@ def _checked(version: str) -> _Written:
     if version != __version__:
         raise StateError(
             f"this pickle of a loader was written by stoker {version}, and this is stoker {__version__}: pickles are for "
-            "other processes of the same program. Keep a run as loader.state_dict(), make the loader anew, and give the "
+            "other processes of the same program. Keep a run as loader.state_dict(), make the loader again, and give the "
             "state to its load_state_dict()"
         )
     return _Written(version)

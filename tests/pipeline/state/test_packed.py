@@ -147,7 +147,7 @@ def test_streams_that_differ_are_named(data: Path, tmp_path: Path, form: Callabl
         (tmp_path / name).unlink()
         write(tmp_path / name, 80, samples)
     text = said(NAMES)
-    assert "stream '07' was written anew" in text
+    assert "stream '07' was rewritten" in text
     assert "stream '09' belongs to another dataset" in text
     assert "'08'" not in text
 

@@ -61,7 +61,7 @@ class ChainMethods(StepMethods, OtherSource, DatasetBase):
         if reader.begun:
             raise ConfigError(
                 f"this {type(self).__name__} has begun an epoch or loaded a state, and a further step gives a dataset that "
-                "begins anew: call map(), filter() and other steps first, then iterate or load the state"
+                "starts from the beginning: call map(), filter() and other steps first, then iterate or load the state"
             )
         made = copy.copy(self)
         settings = replace(reader.settings, transform=chain)

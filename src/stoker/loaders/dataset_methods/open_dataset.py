@@ -171,7 +171,7 @@ def _check_limit(opened: OpenDataset, limit: int) -> None:
     if needed <= limit:
         return
     if reader.pool.options.views:
-        fetches, why = float(index.samples), "with views=True each sample may fetch its shard anew"
+        fetches, why = float(index.samples), "with views=True each sample may fetch its shard again"
     else:
         from stoker.pipeline.chunks.by_shard import expected_fetches
 

@@ -185,7 +185,7 @@ class OtherReader:
         key, was = (one.item() if isinstance(one, np.generic) else one for one in (key, was))
         before = "another one" if was is None else repr(was)
         remedy = (
-            "That index is removed now: open the dataset again, and keys are read anew"
+            "That index is removed now: open the dataset again, and keys are read again"
             if index.discard()
             else f"Remove {index.path}, which this process must not, and open the dataset again"
         )

@@ -176,7 +176,7 @@ class Join(SamplesStage):
         step = self._step
         return ConfigError(
             f"{step.told}: a function of {step.name!r} changes its keys: one is {key!r} after it, and was stored as another. "
-            f"Samples are found by what is stored: let the function leave {step.on[1]!r} as it is, or write the keys anew"
+            f"Samples are found by what is stored: let the function leave {step.on[1]!r} as it is, or write the keys again"
         )
 
     @cached_property

@@ -297,7 +297,7 @@ def check_same_steps(
             first, second = (", ".join(str(about.get("fingerprint")) for about in one) for one in (before, now))
             raise StateError(
                 f"this state's run took columns of {name!r} from another dataset (fingerprint {first}, this one has {second}"
-                f"{'' if first != second else ', and was written anew since'}): join the dataset that it was taken with, or "
+                f"{'' if first != second else ', and was rewritten since'}): join the dataset that it was taken with, or "
                 "give the new one another name="
             )
     theirs = list(saved.get("chain", []))
@@ -501,7 +501,7 @@ def _continued(
             away.append(one)
     if len(away) > _MOST_AWAY:
         logger.warning(
-            "states remember %d streams that were left out: %s would begin anew if they came back",
+            "states remember %d streams that were left out: %s would start over if they came back",
             _MOST_AWAY,
             ", ".join(one["name"] for one in away[:-_MOST_AWAY]),
         )
@@ -543,7 +543,7 @@ def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[s
                     f". It was taken with {snapshot}, and this is {its.get('snapshot')}: open that version to go on"
                 )
         elif _written_anew(it, its):
-            said.append(f"{which} was written anew since: shards of the same names and sizes have other hashes")
+            said.append(f"{which} was rewritten since: shards of the same names and sizes have other hashes")
         else:
             before, now = ({key: one[key] for key in one if key not in _SAME_CONTENT} for one in (it, its))
             said += _differences(before, now, f"{name}." if name == mine else "")

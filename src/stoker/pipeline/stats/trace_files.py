@@ -231,7 +231,7 @@ def read_trace(path: Path) -> tuple[list[TracedProcess], TraceFacts]:
         if about["stoker"] != _VERSION:
             raise ConfigError(
                 f"{path} is a trace of version {about['stoker']}, and this stoker reads version {_VERSION}: record it "
-                "anew, or show it in Perfetto"
+                "again, or show it in Perfetto"
             )
         facts = TraceFacts(int(about["rank"]), int(about["world_size"]), int(about["began"]), int(about["cores"]))
         return _processes(read["traceEvents"]), facts

@@ -159,8 +159,8 @@ class PlannedSource(RangeSource):
             )
         if plan.horizon >= plan.end:
             raise ConfigError(
-                f"the plan of epoch {self.epoch} is granted to its end at {plan.end}: there is nothing left to be divided "
-                "anew; begin the next epoch with reset(), and change the plan there"
+                f"the plan of epoch {self.epoch} is granted to its end at {plan.end}: there is nothing left to "
+                "divide; begin the next epoch with reset(), and change the plan there"
             )
         self._current.plan = plan.append(Generation(plan.horizon, chosen, tuple(weights)))
         return plan.horizon
