@@ -17,11 +17,7 @@ from stoker.types import Ids
 
 
 class ConcatShards(LazyShards):
-    """Shards of several indexes, one after the other.
-
-    Args:
-        firsts: number of each part's first shard, and of all shards.
-    """
+    """Shards of several indexes, one after the other. ``firsts``: number of each part's first shard, and of all shards."""
 
     def __init__(self, parts: Sequence[Index], firsts: Sequence[int]) -> None:
         self._parts = parts
@@ -45,9 +41,8 @@ class ConcatShards(LazyShards):
 class ConcatIndex(ShardList):
     """Shards of several indexes, numbered through. Names of files may repeat, as every part has a root of its own.
 
-    Attributes:
-        parts: the indexes.
-        offsets: number of each part's first shard; int64, shape ``(parts + 1,)``, read-only; the last entry is their count.
+    ``parts``: the indexes. ``offsets``: number of each part's first shard; int64, shape ``(parts + 1,)``, read-only; the last
+    entry is their count.
     """
 
     def __init__(self, parts: Sequence[Index]) -> None:

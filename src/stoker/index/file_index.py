@@ -29,14 +29,8 @@ _CHUNK: Final = 4096
 class SampleFiles(LazyShards):
     """Files that are a shard and a sample each, in the order of their paths. Immutable; picklable.
 
-    Args:
-        at: where that begins in it; a multiple of 8.
-
-    Raises:
-        ValueError: the memory does not hold such files.
-
-    Attributes:
-        file_bytes: bytes of each file; int64, shape ``(count,)``, read-only.
+    ValueError if the memory does not hold such files. ``at``: where that begins in it; a multiple of 8. ``file_bytes``: bytes
+    of each file; int64, shape ``(count,)``, read-only.
     """
 
     file_bytes: Ids
@@ -66,8 +60,7 @@ class SampleFiles(LazyShards):
     def lines(self, template: str) -> Iterator[str]:
         """Text about all files in order, in pieces of some thousand files.
 
-        Args:
-            template: what is said of a file, with ``%s`` for its path and ``%d`` for its bytes.
+        ``template``: what is said of a file, with ``%s`` for its path and ``%d`` for its bytes.
         """
 
 
@@ -77,8 +70,7 @@ class FileShards(SampleFiles):
     The memory holds the end of each file's path (int64), for each file its bytes, the times of its last write and of its
     last change of status in nanoseconds, and its inode (int64), and the paths as UTF-8, each ended by a zero byte.
 
-    Attributes:
-        facts: bytes, both times and inode of each file; int64, shape ``(count, 4)``, read-only.
+    ``facts``: bytes, both times and inode of each file; int64, shape ``(count, 4)``, read-only.
     """
 
     def __init__(self, data: SharedBytes, at: int, count: int, format: str, spec: Mapping[str, Any]) -> None:  # noqa: A002
@@ -98,9 +90,7 @@ class FileShards(SampleFiles):
     def pack(paths: bytes | bytearray, facts: Ids) -> list[memoryview]:
         """The bytes that the memory holds, in parts.
 
-        Args:
-            paths: the paths as UTF-8, each ended by a zero byte.
-            facts: see above.
+        ``paths``: the paths as UTF-8, each ended by a zero byte. ``facts``: see above.
         """
         ends = np.flatnonzero(np.frombuffer(paths, np.uint8) == 0).astype(np.int64)
         return [ends.data.cast("B"), facts.ravel().data.cast("B"), memoryview(paths)]
@@ -145,8 +135,7 @@ class FileShards(SampleFiles):
 class FileIndex(Index):
     """The index of files that are a sample each.
 
-    Args:
-        fingerprint: see :attr:`~stoker.index.index.Index.fingerprint`; ``None`` where it is not known yet.
+    ``fingerprint``: see :attr:`~stoker.index.index.Index.fingerprint`; ``None`` where it is not known yet.
     """
 
     shards: SampleFiles

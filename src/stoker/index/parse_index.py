@@ -68,8 +68,7 @@ def parse_index(
 def parse_entries(reversed_entries: list[Any], where: str) -> Iterator[ShardInfo]:
     """Parse and check entries of shards, the last one first; each is taken from the list.
 
-    Raises:
-        IndexFileError, CorruptDataError, FormatError: see :meth:`~stoker.index.index.Index.from_json`.
+    IndexFileError, CorruptDataError, FormatError: see :meth:`~stoker.index.index.Index.from_json`.
     """
     number = 0
     shared: dict[str, Mapping[str, Any]] = {}
@@ -131,12 +130,7 @@ class _File:
 class EntryPattern:
     """The entries of an index that differ from one of them in names, bytes, hashes and samples alone.
 
-    Args:
-        info: the one, parsed and checked.
-        text: its text in the index.
-
-    Raises:
-        ValueError: others can not be told by it.
+    ValueError if others can not be told by it. ``info``: the one, parsed and checked. ``text``: its text in the index.
 
     Attributes:
         info: see above.
@@ -201,8 +195,7 @@ class EntryPattern:
     def moved(self, entries: bytes, folder: str, reserved: str) -> bytes:
         """Entries, with commas between them, as they are where their files lie in a folder.
 
-        Raises:
-            ValueError: something else is there, the folder has an unusual name, or a file the reserved one.
+        ValueError if something else is there, the folder has an unusual name, or a file the reserved one.
         """
         if not _IS_USUAL(folder):
             raise ValueError("the folder's name is written in another way in JSON")
@@ -232,16 +225,10 @@ class EntryPattern:
 class ShardColumns:
     """Entries of an index as arrays.
 
-    Args:
-        rows: the values that differ of each, at least one.
+    ValueError if an entry would be refused, or two files have one name. OSError if there is no memory for the arrays.
+    ``rows``: the values that differ of each, at least one.
 
-    Raises:
-        ValueError: an entry would be refused, or two files have one name.
-        OSError: there is no memory for the arrays.
-
-    Attributes:
-        shards: the shards.
-        fingerprint, content: see :class:`~stoker.index.index.Index`.
+    ``shards``: the shards. ``fingerprint``, ``content``: see :class:`~stoker.index.index.Index`.
     """
 
     def __init__(self, pattern: EntryPattern, rows: Iterator[_Row], reserved: str) -> None:

@@ -107,11 +107,7 @@ def _try_read(store: Store, shard: ShardFiles, hashes: bool) -> ShardInfo | Form
 
 
 def read_shard(store: Store, shard: ShardFiles, hashes: bool = True) -> ShardInfo:
-    """Read a shard's own header; see :func:`read_shards`.
-
-    Raises:
-        FormatError: it is torn.
-    """
+    """Read a shard's own header; see :func:`read_shards`. FormatError if it is torn."""
     codec = shard.codec
     main = get_format(shard.format).roles[-1]  # the file with the offsets and the configuration
     where = store.url_of(shard.key(main, codec))

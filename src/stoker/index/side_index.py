@@ -36,10 +36,9 @@ _LISTED: Final = "litdata"
 class SideIndex:
     """The file that keeps a parsed index.
 
-    Args:
-        find: tells the file. It is asked only where there is an index to keep: most are small.
-        save: puts a file of these parts there, whole, in place of one that may be there.
-        turn: lets one process of this machine at a time make the file, and tells whether another did so meanwhile.
+    ``find``: tells the file. It is asked only where there is an index to keep: most are small. ``save``: puts a file of these
+    parts there, whole, in place of one that may be there. ``turn``: lets one process of this machine at a time make the file,
+    and tells whether another did so meanwhile.
     """
 
     def __init__(
@@ -59,11 +58,8 @@ class SideIndex:
     def load(self, digest: str) -> Index | None:
         """The index that was kept, its arrays mapped.
 
-        Args:
-            digest: of the bytes of the ``index.json``.
-
-        Returns:
-            ``None`` where the file is missing, damaged, of another layout, or made of other bytes.
+        ``digest``: of the bytes of the ``index.json``. Gives ``None`` where the file is missing, damaged, of another layout,
+        or made of other bytes.
         """
         from stoker.storage.files.mounts import read_shared
 

@@ -23,10 +23,8 @@ _ALIGNMENT: Final = 64
 class BatchGroup:
     """Consecutive batches of one reader, as the columns of all their samples.
 
-    Attributes:
-        columns: column name to column of as many values as all batches have, or to the column of each batch; see
-            :func:`~stoker.pipeline.columns.cut_columns`.
-        lengths: samples of each batch, in order.
+    ``columns``: column name to column of as many values as all batches have, or to the column of each batch; see
+    :func:`~stoker.pipeline.columns.cut_columns`. ``lengths``: samples of each batch, in order.
     """
 
     columns: Mapping[str, GroupColumn]

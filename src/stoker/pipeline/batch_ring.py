@@ -45,9 +45,7 @@ _HEADER_BYTES: Final = -(-_REGIONS * _BLOCKS * 4 * 8 // _ALIGNMENT) * _ALIGNMENT
 class Ring:
     """The blocks of one data set's workers, in the main process and in all of them.
 
-    Attributes:
-        number: its name among all.
-        maker: number of the process that made it.
+    ``number``: its name among all. ``maker``: number of the process that made it.
     """
 
     def __init__(self) -> None:
@@ -232,8 +230,7 @@ class _UsedBlock:
 def receive(block: RingBlock, size: int) -> NDArray[np.uint8]:
     """The bytes of a block that a worker has filled, to be used in place. The block is free again when they are gone.
 
-    Raises:
-        StateError: this is not the process whose data set the worker reads, or the worker's successor has taken the block.
+    StateError if this is not the process whose data set the worker reads, or the worker's successor has taken the block.
     """
     ring = _rings.get(block.ring)
     if ring is None:

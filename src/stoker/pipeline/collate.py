@@ -28,9 +28,8 @@ def collate(samples: list[Any]) -> Any:
     them to the main process. Everything else is left to ``default_collate``; ``bytes`` and other objects that it refuses
     stay lists.
 
-    Raises:
-        ConfigError: samples have different columns, or a column's values make no tensor together: numbers or arrays with
-            nulls among them, arrays or lists of different shapes. Names the column.
+    ConfigError if samples have different columns, or a column's values make no tensor together: numbers or arrays with nulls
+    among them, arrays or lists of different shapes. Names the column.
     """
     with span(Stage.COLLATE, len(samples)):
         return _collate(samples)

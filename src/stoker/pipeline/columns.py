@@ -33,10 +33,8 @@ def cut_columns(
 ) -> dict[str, GroupColumn]:
     """Columns that were read for consecutive batches, of which each is an array or a list by its own values alone.
 
-    Args:
-        batch: the columns of all their samples.
-        lengths: samples of each batch.
-        empty: gives the columns of a batch without samples; ``None``: there is none.
+    ``batch``: the columns of all their samples. ``lengths``: samples of each batch. ``empty``: gives the columns of a batch
+    without samples; ``None``: there is none.
     """
     if len(lengths) == 1:
         return dict(as_batch(batch))
@@ -85,15 +83,10 @@ def batch_length(batch: Batch) -> int:
 def stack_samples(samples: Sequence[Any], origin: Callable[[int], SampleLocation], rows: BatchRows) -> Batch:
     """Columns of samples: arrays where all values are arrays or numbers of one dtype and shape, else lists.
 
-    Lists of which those of some of the samples may be arrays are :class:`~stoker.formats.unstacked.Unstacked`.
-
-    Args:
-        samples: what a transform returned, n of them.
-        origin: where the i-th of these samples comes from.
-        rows: memory in which some values may lie already as a batch has them.
-
-    Raises:
-        TransformError: one is no dict, or has other columns than the first; names the sample.
+    Lists of which those of some of the samples may be arrays are :class:`~stoker.formats.unstacked.Unstacked`. TransformError
+    if one is no dict, or has other columns than the first; names the sample. ``samples``: what a transform returned, n of
+    them. ``origin``: where the i-th of these samples comes from. ``rows``: memory in which some values may lie already as a
+    batch has them.
     """
     first = samples[0]
     for number, sample in enumerate(samples):

@@ -140,10 +140,8 @@ class EpochReader(RankEpochs):
     def read_by_id(self, shards: Ids, rows: Ids) -> list[Any]:
         """Samples as the chain makes them, outside of an order.
 
-        Random numbers are those of the epoch that was begun last, or that the next iteration begins.
-
-        Raises:
-            ConfigError: the chain does not make one sample of each, or needs a position.
+        Random numbers are those of the epoch that was begun last, or that the next iteration begins. ConfigError if the chain
+        does not make one sample of each, or needs a position.
         """
         settings, epoch = self.settings, self._resume.current_epoch
         check_by_id(settings)
@@ -156,10 +154,8 @@ class EpochReader(RankEpochs):
     def samples(self, batch_size: int, override: Override | None = None, *, keep_places: bool = False) -> Iterator[Any]:
         """This rank's (and loader worker's) samples of the next epoch, changed by ``override`` where there is one.
 
-        Args:
-            batch_size: of this rank.
-            override: changes samples as they are made, given their ids.
-            keep_places: whether :data:`~stoker.reading.steps.LEFT_OUT` stands for each bad sample that is left out.
+        ``batch_size``: of this rank. ``override``: changes samples as they are made, given their ids. ``keep_places``:
+        whether :data:`~stoker.reading.steps.LEFT_OUT` stands for each bad sample that is left out.
         """
         skip, progress, pipeline = self._start(batch_size, by_sample=True, override=override)
         alone = LoaderWorker.detect().token is None and self._ranks == 1 and self._division is None
@@ -413,8 +409,7 @@ class EpochReader(RankEpochs):
     def bad_sample_log(self, passed: int = 0) -> BadSampleLog | None:
         """Counts and lists the bad samples of one iteration; ``None`` where they are errors.
 
-        Args:
-            passed: samples at its beginning that were delivered before.
+        ``passed``: samples at its beginning that were delivered before.
         """
         if self.settings.bad_samples is None:
             return None

@@ -16,12 +16,8 @@ from stoker.policy import FETCHED_FOR_WORKER
 class FirstFetches:
     """Brings the shards of workers' first batches into the caches that they read: a worker that starts has no connection yet.
 
-    No shard is opened here. Errors are not told: the workers meet them.
-
-    Args:
-        reader: of the dataset that the workers read.
-        workers: how many there are.
-        local_world_size: processes of this node that start so many.
+    No shard is opened here. Errors are not told: the workers meet them. ``reader``: of the dataset that the workers read.
+    ``workers``: how many there are. ``local_world_size``: processes of this node that start so many.
     """
 
     def __init__(self, reader: EpochReader, workers: int, local_world_size: int) -> None:

@@ -92,9 +92,7 @@ class PrefetchBuffer(Generic[_T]):
     def take(self, timeout: float | None = None) -> _T | None:
         """The next item; ``None`` at the end.
 
-        Raises:
-            NothingYet: none came in time.
-            BaseException: the iterator raised it; afterwards the buffer is at its end.
+        NothingYet if none came in time. BaseException if the iterator raised it; afterwards the buffer is at its end.
         """
         if self._thread is None:
             return self._make()

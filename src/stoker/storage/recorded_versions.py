@@ -25,8 +25,7 @@ _CHUNK: Final = 4096
 def version_of_files(files: Iterable[tuple[str, int, str]]) -> str:
     """A text that is another if any of the files changes.
 
-    Args:
-        files: name, bytes and version of each, as the listing tells them.
+    ``files``: name, bytes and version of each, as the listing tells them.
     """
     lines = (file_line(name, str(size), written_version(version)) for name, size, version in files)
     return digest_of_lines(iter(lambda: "".join(islice(lines, _CHUNK)), ""))
@@ -50,8 +49,7 @@ def digest_of_lines(texts: Iterable[str]) -> str:
 def describe_version(url: str, version: str) -> dict[str, Any]:
     """The entry for the description of a stream: ``{"versions": {URL: version}}``, as 12 hex digits each.
 
-    Args:
-        version: text that is another for another version; empty where there is none, which gives no entry.
+    ``version``: text that is another for another version; empty where there is none, which gives no entry.
     """
     return {VERSIONS: {_digest(url): _digest(version)}} if version else {}
 
@@ -59,8 +57,7 @@ def describe_version(url: str, version: str) -> dict[str, Any]:
 def rewritten_streams(theirs: Any, ours: Any) -> list[tuple[str, str]]:
     """Streams that were read from the same URL in another version: their names there and here.
 
-    Args:
-        theirs: ``streams`` of a state or of a run: descriptions by name; anything else has none.
+    ``theirs``: ``streams`` of a state or of a run: descriptions by name; anything else has none.
     """
     return [(name, mine) for name, mine, it, its in _pairs(theirs, ours) if is_rewritten(it, its)]
 
@@ -78,10 +75,8 @@ def is_rewritten(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
 def with_versions_of(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
     """The description in a state or run, with this sample order's versions in place of those that do not contradict them.
 
-    After this, both can be compared as they are.
-
-    Args:
-        theirs: has ``streams``, as :meth:`stoker.order.sample_order.SampleOrder.as_dict` gives them.
+    After this, both can be compared as they are. ``theirs``: has ``streams``, as
+    :meth:`stoker.order.sample_order.SampleOrder.as_dict` gives them.
     """
     streams = theirs.get("streams")
     if not isinstance(streams, Mapping):
@@ -97,9 +92,8 @@ def with_versions_of(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict
 def check_versions(theirs: Mapping[str, Any], ours: Mapping[str, Any], urls: Mapping[str, str], what: str) -> None:
     """Check that no stream was rewritten since.
 
-    Args:
-        theirs: has ``streams``, as :meth:`stoker.order.sample_order.SampleOrder.as_dict` gives them.
-        what: the user's expression for ``theirs``, such as ``checkpoint.state``.
+    ``theirs``: has ``streams``, as :meth:`stoker.order.sample_order.SampleOrder.as_dict` gives them. ``what``: the user's
+    expression for ``theirs``, such as ``checkpoint.state``.
     """
     taken = what.partition("[")[0].partition(".")[0]
     for name, mine in rewritten_streams(theirs.get("streams"), ours.get("streams")):
@@ -114,10 +108,8 @@ def check_versions(theirs: Mapping[str, Any], ours: Mapping[str, Any], urls: Map
 def host_versions(described: Mapping[str, Any], urls: Mapping[str, str]) -> dict[str, Any]:
     """A sample order's description in which versions of directories are compared on this machine only.
 
-    Workers on several machines may each have a copy of their own under one path, whose files have other times.
-
-    Args:
-        described: what :meth:`stoker.order.sample_order.SampleOrder.as_dict` gave.
+    Workers on several machines may each have a copy of their own under one path, whose files have other times. ``described``:
+    what :meth:`stoker.order.sample_order.SampleOrder.as_dict` gave.
     """
     streams = {}
     for name, about in described["streams"].items():

@@ -94,8 +94,7 @@ class RetryPolicy:
 class Retries:
     """Attempts at requests to one server. Picklable: the copy knows whether the server has answered.
 
-    Args:
-        policy: how long a request is tried again. Of a server that has not answered so far, :data:`FIRST_CONTACT` at most.
+    ``policy``: how long a request is tried again. Of a server that has not answered so far, :data:`FIRST_CONTACT` at most.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:

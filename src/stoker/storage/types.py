@@ -122,8 +122,7 @@ def check_size(size: int, max_bytes: int | None, url: str) -> None:
 class Made:
     """The chunks of an object, made once for each attempt to write it.
 
-    Attributes:
-        error: what making them raised. It is the caller's own, told apart by this from errors of the store.
+    ``error``: what making them raised. It is the caller's own, told apart by this from errors of the store.
     """
 
     def __init__(self, chunks: Chunks) -> None:

@@ -79,9 +79,7 @@ def read_mark(store: Store, key: str = MARK) -> UnfinishedOutput | None:
 def counted_files(files: Sequence[ObjectInfo], marks: Iterable[str], store: Store) -> list[ObjectInfo]:
     """Files of a listing without those of unfinished writers, which are all below a mark that it does not name.
 
-    Raises:
-        ObjectNotFoundError: there are marks, and no file counts.
-        CorruptDataError: a mark is damaged.
+    ObjectNotFoundError if there are marks, and no file counts. CorruptDataError if a mark is damaged.
     """
     counted: dict[str, frozenset[str]] = {}
     for key in marks:

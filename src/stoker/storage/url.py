@@ -76,8 +76,7 @@ class Location:
 def parse_url(url: str | os.PathLike[str]) -> Location:
     """Parse a URL or a plain path (``~`` is expanded; relative paths start at the working directory).
 
-    Raises:
-        ConfigError: empty, an unknown scheme, no bucket, ``..`` in the path, a password in it.
+    ConfigError if it is empty, or has an unknown scheme, no bucket, ``..`` in the path, or a password.
     """
     text = os.fspath(url)
     if not isinstance(text, str) or not text or "\0" in text:
@@ -138,8 +137,7 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
 def is_local(url: str | os.PathLike[str]) -> Path | None:
     """The absolute path of a plain path or ``file://`` URL, or ``None`` for everything else.
 
-    Raises:
-        ConfigError: as :func:`parse_url`.
+    ConfigError: as :func:`parse_url`.
     """
     location = parse_url(url)
     return _as_path(location.prefix) if location.kind == "file" else None
@@ -148,10 +146,7 @@ def is_local(url: str | os.PathLike[str]) -> Path | None:
 def join_url(base: str | os.PathLike[str], *parts: str) -> str:
     """``base`` with ``parts`` appended, one slash between them; empty parts are skipped.
 
-    The base keeps its spelling, so a relative path stays relative.
-
-    Raises:
-        ConfigError: a part that is absolute or contains ``..``.
+    The base keeps its spelling, so a relative path stays relative. ConfigError for a part that is absolute or has a ``..``.
 
     >>> join_url("s3://bucket/data/", "train", "index.json")
     's3://bucket/data/train/index.json'
@@ -168,8 +163,7 @@ def join_url(base: str | os.PathLike[str], *parts: str) -> str:
 def check_key(key: str) -> str:
     """``key`` itself, if it names an object inside a root.
 
-    Raises:
-        ConfigError: empty, absolute, with an empty, ``.`` or ``..`` segment, or with a NUL character.
+    ConfigError if it is empty or absolute, or has an empty, ``.`` or ``..`` segment, or a NUL character.
     """
     if not isinstance(key, str) or not key:
         raise ConfigError(
@@ -189,8 +183,7 @@ def check_key(key: str) -> str:
 def check_prefix(prefix: str) -> str:
     """``prefix`` without a slash at its end, if it names a folder inside a root or is empty.
 
-    Raises:
-        ConfigError: as :func:`check_key`.
+    ConfigError: as :func:`check_key`.
     """
     if prefix == "":
         return prefix

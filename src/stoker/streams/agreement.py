@@ -17,15 +17,8 @@ _MOST_TOLD = 5
 def disagreement(streams: Streams, columns: Sequence[str] | None) -> str:
     """Why columns of all shards of all streams can not be read together; empty where they can. Samples can be read always.
 
-    Args:
-        streams: the opened streams.
-        columns: the columns to read; ``None`` for all.
-
-    Returns:
-        Names streams or shards, columns and types.
-
-    Raises:
-        ConfigError: one of ``columns`` is missing somewhere.
+    ConfigError if one of ``columns`` is missing somewhere. ``streams``: the opened streams. ``columns``: the columns to read;
+    ``None`` for all. Gives names streams or shards, columns and types.
     """
     described = [
         (name, info)

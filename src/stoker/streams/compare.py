@@ -69,10 +69,8 @@ _TICKS: Final[Mapping[str, int]] = {
 def plain_operand(op: str, value: Any) -> Any:
     """The value to compare with as Python's own type; for ``in`` and ``not in`` a sorted tuple of different values.
 
-    With ``None``, ``==`` and ``!=`` ask whether a value is null.
-
-    Raises:
-        ConfigError: a value that no column can be compared with, or values of different kinds.
+    With ``None``, ``==`` and ``!=`` ask whether a value is null. ConfigError for a value that no column can be compared with,
+    or values of different kinds.
     """
     if value is None and op in ("==", "!="):
         return None
@@ -93,8 +91,7 @@ def plain_operand(op: str, value: Any) -> Any:
 def null_mask(column: Column) -> NDArray[np.bool_] | None:
     """A mask of the values that are null (``None``, NaN or NaT): bool, shape ``(n,)``. ``None`` where no value is.
 
-    Args:
-        column: an array of shape ``(n, ...)`` or a list of n values. An array as a value is not null, whatever it holds.
+    ``column``: an array of shape ``(n, ...)`` or a list of n values. An array as a value is not null, whatever it holds.
     """
     if isinstance(column, np.ndarray) and column.dtype.kind != "O":
         if column.ndim != 1 or column.dtype.kind not in "fmM":

@@ -66,8 +66,7 @@ class DerivedArray:
 class ArraySink:
     """Writes a derived array while it is computed, from its first element on.
 
-    Attributes:
-        directory: where larger intermediate files may be made.
+    ``directory``: where larger intermediate files may be made.
     """
 
     def __init__(self, descriptor: int, directory: Path) -> None:

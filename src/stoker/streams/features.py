@@ -32,11 +32,8 @@ _FILE: Final = re.compile(r"struct<bytes: (?:large_)?binary, path: (?:large_)?st
 class DecodeImages:
     """A transform that opens the images of columns that ``datasets`` stored as ``Image``, turned as EXIF says.
 
-    Args:
-        columns: names of the columns. A value is a struct of a file's ``bytes`` and ``path``, a list of such, or null.
-
-    Raises:
-        ConfigError: no column is named.
+    ConfigError if no column is named. ``columns``: names of the columns. A value is a struct of a file's ``bytes`` and
+    ``path``, a list of such, or null.
     """
 
     def __init__(self, *columns: str) -> None:
@@ -47,9 +44,8 @@ class DecodeImages:
     def __call__(self, sample: Sample) -> Sample:
         """The sample with images of Pillow in these columns.
 
-        Raises:
-            ConfigError: there is no such column, or none of files.
-            CorruptDataError: a value has the path of a file alone, or its bytes are no image.
+        ConfigError if there is no such column, or none of files. CorruptDataError if a value has the path of a file alone, or
+        its bytes are no image.
         """
         decoded = dict(sample)
         for name in self.columns:

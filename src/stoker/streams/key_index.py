@@ -60,12 +60,8 @@ class HashedKeys:
 def hash_keys(values: Column, where: str) -> HashedKeys:
     """Keys of a column as an index compares them.
 
-    Args:
-        values: an array of shape ``(n,)`` or a list of n values.
-        where: names the column in errors.
-
-    Raises:
-        ConfigError: values that are no keys: neither integers, text nor bytes, or not of one type.
+    ConfigError for values that are no keys: neither integers, text nor bytes, or not of one type. ``values``: an array of
+    shape ``(n,)`` or a list of n values. ``where``: names the column in errors.
     """
     null = null_mask(values)
     at = np.arange(len(values), dtype=np.int64) if null is None else np.flatnonzero(~null)
@@ -150,10 +146,7 @@ class KeyIndex:
     index, and mapped by all processes: 8 bytes a key for the value of an integer, none where they are consecutive numbers,
     and 16 for the hash of others; and 4 for the number of the sample (8 from 2³² samples on). Null is no key.
 
-    Args:
-        locations: the streams of the dataset.
-        column: holds the keys.
-        options: how it is read.
+    ``locations``: the streams of the dataset. ``column``: holds the keys. ``options``: how it is read.
 
     Attributes:
         where: names the dataset and column in errors.
@@ -195,12 +188,8 @@ class KeyIndex:
     def find(self, values: Column, where: str) -> Ids:
         """The ids of the samples that have these keys: int64, shape ``(n,)``; -1 where none has.
 
-        Args:
-            values: an array of shape ``(n,)`` or a list of n values; null equals no key.
-            where: names their column in errors.
-
-        Raises:
-            ConfigError: they are no keys, or of another type than those of this index.
+        ConfigError if they are no keys, or of another type than those of this index. ``values``: an array of shape ``(n,)``
+        or a list of n values; null equals no key. ``where``: names their column in errors.
         """
         found = np.full(len(values), -1, dtype=np.int64)
         keys = hash_keys(values, where)
@@ -247,10 +236,8 @@ class KeyIndex:
         The fingerprint of a dataset tells no more than its index does, so a shard that was written over in place is noticed
         only here.
 
-        Args:
-            ids: of samples that :meth:`find` has found, int64, shape ``(n,)``.
-            keys: what is stored of them now.
-            asked: the keys that they were found by; ``None``: not known, or in part of another type.
+        ``ids``: of samples that :meth:`find` has found, int64, shape ``(n,)``. ``keys``: what is stored of them now.
+        ``asked``: the keys that they were found by; ``None``: not known, or in part of another type.
         """
         if asked is not None and _are_equal(keys, asked):
             return None
@@ -332,11 +319,7 @@ class KeyIndex:
         return kind, np.concatenate(words), np.concatenate(checks) if checks else None, np.concatenate(ids)
 
     def _of_one_type(self, words: list[Array]) -> list[Array]:
-        """Integers of all chunks as int64, or all as uint64.
-
-        Raises:
-            ConfigError: some fit in neither.
-        """
+        """Integers of all chunks as int64, or all as uint64. ConfigError if some fit in neither."""
         if all(part.dtype == np.int64 for part in words):
             return words
         wide = [_as_keys(part, np.dtype(np.uint64)) for part in words]

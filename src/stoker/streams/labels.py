@@ -137,12 +137,8 @@ def hash_values(values: Column, where: str = "the column") -> U64:
     Integers and booleans are hashed as 8 bytes of little-endian two's complement, floats as little-endian float64
     (``-0.0`` as ``0.0``, every NaN as one), text as UTF-8, bytes as they are.
 
-    Args:
-        values: an array of shape ``(n,)`` or a list of n values.
-        where: names the column in errors.
-
-    Raises:
-        ConfigError: values of other types, or integers beyond 64 bits.
+    ConfigError for values of other types, or integers beyond 64 bits. ``values``: an array of shape ``(n,)`` or a list of n
+    values. ``where``: names the column in errors.
     """
     numbers = _numbers(values, where, "hashes")
     if numbers is not None:
@@ -280,8 +276,7 @@ def _narrowest(low: int, high: int) -> np.dtype[Any]:
 def _numbers(values: Column, where: str, kind: LabelKind) -> Array | None:
     """The values as an array of numbers; ``None`` for text or bytes, all of one type.
 
-    Raises:
-        ConfigError: anything else, or integers beyond 64 bits.
+    ConfigError for anything else, or integers beyond 64 bits.
     """
     if isinstance(values, np.ndarray):
         if values.ndim != 1 or values.dtype.kind not in ("biu" if kind == "classes" else "biuf"):

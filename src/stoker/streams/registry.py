@@ -34,8 +34,7 @@ class StreamRegistry:
     def register(self, name: str, *, func: Any = None) -> Any:
         """Give a class a name, in place of one that had it; a decorator, or with ``func=`` the class at once.
 
-        Raises:
-            ConfigError: it is no subclass of ``Stream``.
+        ConfigError if it is no subclass of ``Stream``.
         """
         if func is None:
             return lambda found: self.register(name, func=found)
@@ -45,11 +44,7 @@ class StreamRegistry:
         return func
 
     def get(self, name: str) -> type[Stream]:
-        """The class of a name.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """The class of a name. ConfigError if there is none."""
         if name not in self._classes:
             raise ConfigError(unknown_name("stream_name", name, self._classes))
         return self._classes[name]
@@ -62,13 +57,8 @@ streams_registry = StreamRegistry()
 def make_stream(name: str, config: Mapping[str, Any] | None, arguments: Mapping[str, Any]) -> Stream:
     """The stream of a dataset that has one.
 
-    Args:
-        name: of its class.
-        config: arguments of the class.
-        arguments: those of the dataset; what is ``None`` is not given.
-
-    Raises:
-        ConfigError: an argument is in both, or makes no sense.
+    ConfigError if an argument is in both, or makes no sense. ``name``: of its class. ``config``: arguments of the class.
+    ``arguments``: those of the dataset; what is ``None`` is not given.
     """
     given = {key: value for key, value in arguments.items() if value is not None}
     both = given.keys() & (config or {}).keys()

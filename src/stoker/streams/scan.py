@@ -23,11 +23,7 @@ _THREADS: Final = 8
 
 
 def check_column(location: DatasetLocation, column: str) -> None:
-    """Check that every shard has the column.
-
-    Raises:
-        ConfigError: one lacks it; says which columns there are.
-    """
+    """Check that every shard has the column. ConfigError if one lacks it; says which columns there are."""
     names = location.index.columns
     if column not in names and location.index.samples:
         raise ConfigError(f"there is no column {column!r} in all of {location.where}: it has {', '.join(names)}")

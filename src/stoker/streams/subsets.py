@@ -99,8 +99,7 @@ class _IdList:
     def ids(self) -> Ids:
         """int64, shape ``(n,)``, rising. Sorted int64 of a ``.npy`` file stays mapped and takes no memory.
 
-        Raises:
-            ConfigError: an id comes twice or is negative, or the file is not one of ids.
+        ConfigError if an id comes twice or is negative, or the file is not one of ids.
         """
         if self._ids is None:
             assert self._path is not None
@@ -217,10 +216,7 @@ class Condition(ABC):
     def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
         """Masks of ``count`` samples: where it holds, and where that is unknown (``None``: nowhere).
 
-        Both are bool, of shape ``(count,)``.
-
-        Raises:
-            ConfigError: the columns' values are not what it can be asked of.
+        Both are bool, of shape ``(count,)``. ConfigError if the columns' values are not what it can be asked of.
         """
 
     def __and__(self, other: Condition) -> Condition:
@@ -288,11 +284,7 @@ Subset: TypeAlias = HashSplit | KeepIds | SkipIds | Condition
 
 
 def as_subsets(given: Subset | Iterable[Subset] | None) -> tuple[Subset, ...]:
-    """One subset or several, of which a sample must be in all, as a tuple.
-
-    Raises:
-        ConfigError: something else.
-    """
+    """One subset or several, of which a sample must be in all, as a tuple. ConfigError for something else."""
     if given is None:
         return ()
     several = (given,) if isinstance(given, HashSplit | _IdList | Condition) else tuple(given)

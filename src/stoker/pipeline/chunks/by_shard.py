@@ -48,9 +48,8 @@ class ShardByShard:
         most_bytes: bytes of samples that a group may have.
         sample_bytes: bytes of a stored sample.
 
-    Attributes:
-        next_samples: samples that the next group may have. It grows from group to group, as far as there is memory for what
-            samples take once they are decoded.
+    ``next_samples``: samples that the next group may have. It grows from group to group, as far as there is memory for what
+    samples take once they are decoded.
     """
 
     def __init__(

@@ -123,10 +123,8 @@ class Chunk:
 def cut_chunk(chunk: Chunk, samples: int, shards: int) -> list[Chunk]:
     """A chunk that is not read yet in parts of whole batches, each of about so many samples.
 
-    Args:
-        chunk: what is cut.
-        samples: of a part, at most where its batches are no longer.
-        shards: number of shards of the dataset.
+    ``chunk``: what is cut. ``samples``: of a part, at most where its batches are no longer. ``shards``: number of shards of
+    the dataset.
     """
     parts: list[Chunk] = []
     first = start = end = 0

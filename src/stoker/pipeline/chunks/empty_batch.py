@@ -23,11 +23,7 @@ class EmptyBatch:
     So they depend neither on what a process has read before nor on where a run was resumed. Where none of the samples that
     are tried is good, they are those of the first batch that was met.
 
-    Args:
-        table: the dataset's shards.
-
-    Attributes:
-        has_met: whether it has met a batch.
+    ``table``: the dataset's shards. ``has_met``: whether it has met a batch.
     """
 
     def __init__(self, table: ShardTable) -> None:
@@ -45,8 +41,7 @@ class EmptyBatch:
     def columns(self, read: Callable[[int, int], Batch]) -> Batch:
         """The columns; the caller's own. Empty where they are not known.
 
-        Args:
-            read: gives the columns of the sample at a shard and a row; empty where it is bad or filtered.
+        ``read``: gives the columns of the sample at a shard and a row; empty where it is bad or filtered.
         """
         if self._found is None:
             self._found = self._look(read)

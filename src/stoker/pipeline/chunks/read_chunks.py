@@ -18,12 +18,8 @@ from stoker.reading.shard_pool import ShardPool
 def read_chunks(pool: ShardPool, reader: ShardByShard, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     """Chunks in order with their samples, which were read in groups.
 
-    One of which a sample can not be read goes without them, and those before it with.
-
-    Args:
-        pool: the dataset's open shards.
-        reader: reads the samples of a group.
-        chunks: without samples.
+    One of which a sample can not be read goes without them, and those before it with. ``pool``: the dataset's open shards.
+    ``reader``: reads the samples of a group. ``chunks``: without samples.
     """
     following = next(chunks, None)
     while following is not None:

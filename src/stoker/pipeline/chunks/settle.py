@@ -24,12 +24,9 @@ from stoker.reading.steps import LEFT_OUT
 class Settle:
     """Delivers chunks in order. Bad samples are counted and listed as they are delivered, not as they are read ahead.
 
-    Args:
-        work: what was done to the chunks.
-        log: lists bad samples; ``None`` where they are raised.
-        override: a method of a subclass, applied to each sample when it is asked for; ``None``: there is none, or it is a
-            stage.
-        counts: where dropped samples are counted.
+    ``work``: what was done to the chunks. ``log``: lists bad samples; ``None`` where they are raised. ``override``: a method
+    of a subclass, applied to each sample when it is asked for; ``None``: there is none, or it is a stage. ``counts``: where
+    dropped samples are counted.
     """
 
     def __init__(self, work: ChunkWork, log: BadSampleSink | None, override: Override | None, counts: Counts) -> None:
@@ -57,9 +54,7 @@ class Settle:
     def lazily(self, read: tuple[Chunk, SampleRun | Chunk], *, present: bool) -> SampleRun:
         """The samples of a chunk that are made as they are asked for, or as :meth:`samples` gives them.
 
-        Args:
-            read: the chunk, and what was made of it.
-            present: whether nothing stands for one that is left out.
+        ``read``: the chunk, and what was made of it. ``present``: whether nothing stands for one that is left out.
         """
         chunk, run = read
         if isinstance(run, Chunk):

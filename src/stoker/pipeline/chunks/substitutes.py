@@ -22,13 +22,9 @@ Located: TypeAlias = tuple[int, int, int]
 class Substitutes:
     """Finds samples of an epoch that come in the places of bad and filtered ones.
 
-    Args:
-        run: the positions of the epoch, and where their samples lie; ``None`` where no sample replaces another.
-        for_bad: whether bad samples are replaced, not only filtered ones.
-        strict: whether an error of a sample that is tried is raised.
-
-    Raises:
-        ConfigError: bad samples are replaced, and the plan does not say where other samples are.
+    ConfigError if bad samples are replaced, and the plan does not say where other samples are. ``run``: the positions of the
+    epoch, and where their samples lie; ``None`` where no sample replaces another. ``for_bad``: whether bad samples are
+    replaced, not only filtered ones. ``strict``: whether an error of a sample that is tried is raised.
     """
 
     def __init__(self, run: Run | OuterRun | None, *, for_bad: bool, strict: bool) -> None:

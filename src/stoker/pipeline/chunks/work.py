@@ -94,9 +94,7 @@ class ChunkWork:
         """Do it to a chunk. The errors of its bad samples are told where it is delivered.
 
         Columns are cut into batches, see :func:`~stoker.pipeline.columns.cut_columns`, whose lengths are those of the result.
-
-        Raises:
-            StokerError: something is wrong that is not a sample's fault.
+        StokerError if something is wrong that is not a sample's fault.
         """
         if not self._as_columns:
             return self._settled(chunk).made()
@@ -259,10 +257,7 @@ class ChunkWork:
     def _give_dtypes(self, batch: Batch, chunk: Chunk, kept: Any) -> None:
         """Give Python's numbers the dtype that their column has when it is read as a whole.
 
-        Args:
-            batch: whose columns ``as_stored`` names.
-            chunk: where its samples are.
-            kept: the place of each row.
+        ``batch``: whose columns ``as_stored`` names. ``chunk``: where its samples are. ``kept``: the place of each row.
         """
         if self._dtypes is None:
             found = self._stored_columns(chunk, kept)

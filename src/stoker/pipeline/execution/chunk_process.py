@@ -106,9 +106,7 @@ class _TaskUnpickler(pickle.Unpickler):
 class PickledTask:
     """The work of a fresh process, pickled before that is started: what it lacks there is an error that it can tell.
 
-    Attributes:
-        data: the task.
-        parts: of the datasets that its zips and joins read.
+    ``data``: the task. ``parts``: of the datasets that its zips and joins read.
     """
 
     data: bytes
@@ -225,8 +223,7 @@ class _Chunks:
     def _packed(self, chunk: Chunk, value: Chunk) -> tuple[Parcel, memoryview | None]:
         """The result of a chunk on its way, see :func:`~stoker.pipeline.execution.hand_over.pack`.
 
-        Raises:
-            TransformError: a value can not be sent; names the sample.
+        TransformError if a value can not be sent; names the sample.
         """
         try:
             with span(Stage.SEND):

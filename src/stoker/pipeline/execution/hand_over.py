@@ -54,12 +54,8 @@ class _Pickler(pickle.Pickler):
 def pack(value: Any, region: Region | None) -> tuple[Parcel, memoryview | None]:
     """A result as a parcel, and its bytes where these are to go through the pipe.
 
-    Args:
-        value: the result.
-        region: this process's memory for it; ``None``: there is none.
-
-    Raises:
-        Exception: it can not be pickled; whatever its objects raise.
+    Exception if it can not be pickled; whatever its objects raise. ``value``: the result. ``region``: this process's memory
+    for it; ``None``: there is none.
     """
     buffers: list[memoryview] = []
     stream = io.BytesIO()
@@ -87,9 +83,7 @@ def _aligned(size: int) -> int:
 def unpack(parcel: Parcel, data: bytes | None) -> Any:
     """The result of a parcel. Arrays lie in its memory, which is used again when the last of them is gone.
 
-    Args:
-        parcel: of :func:`pack`.
-        data: what came through the pipe.
+    ``parcel``: of :func:`pack`. ``data``: what came through the pipe.
     """
     whole = np.frombuffer(bytearray(data), np.uint8) if parcel.block is None else receive(parcel.block, parcel.size)  # type: ignore[arg-type]
     buffers = []

@@ -56,9 +56,8 @@ class Runner(Protocol[_T_co]):
     def submit(self, chunk: Chunk) -> Callable[[], _T_co]:
         """Have a chunk executed.
 
-        Returns:
-            A function that gives the result, or raises the error of the execution; it waits where that is not done. It is
-            called once, and those of several chunks in the order of the chunks.
+        Gives a function that gives the result, or raises the error of the execution; it waits where that is not done. It is
+        called once, and those of several chunks in the order of the chunks.
         """
         ...
 
@@ -80,11 +79,7 @@ class Runner(Protocol[_T_co]):
 
 
 class InTurn(Generic[_T]):
-    """Executes a chunk when its result is taken, in the thread that takes it.
-
-    Args:
-        execute: reads a chunk.
-    """
+    """Executes a chunk when its result is taken, in the thread that takes it. ``execute``: reads a chunk."""
 
     workers = 0
     ahead = 0
@@ -119,9 +114,8 @@ class InTurn(Generic[_T]):
 class InThreads(Generic[_T]):
     """Executes chunks in threads of this process.
 
-    Args:
-        execute: reads a chunk; called by several threads at once.
-        workers: threads; 0: the thread that takes the result executes, until it is resized.
+    ``execute``: reads a chunk; called by several threads at once. ``workers``: threads; 0: the thread that takes the result
+    executes, until it is resized.
     """
 
     reads_here = True

@@ -19,10 +19,8 @@ class JoinPrefetch:
     Where a column of keys is to be read first, a thread does that as shards arrive, in order: it waits for no more than the
     shards of the next chunk.
 
-    Args:
-        leading: the zips and joins that a chain begins with.
-        sharers: processes on this node that read through the same caches.
-        keyed: whether any of them finds samples by a key.
+    ``leading``: the zips and joins that a chain begins with. ``sharers``: processes on this node that read through the same
+    caches. ``keyed``: whether any of them finds samples by a key.
     """
 
     def __init__(self, leading: LeadingJoins, sharers: int, *, keyed: bool) -> None:
@@ -111,9 +109,8 @@ class JoinPrefetch:
 def join_prefetch(leading: LeadingJoins, sharers: int, *, read_here: bool) -> JoinPrefetch | None:
     """An object that fetches shards of other datasets ahead; ``None`` where that is of no use.
 
-    Args:
-        leading, sharers: see :class:`JoinPrefetch`.
-        read_here: whether this process reads the samples, so that shards of this machine are opened ahead in it, too.
+    ``leading``, ``sharers``: see :class:`JoinPrefetch`. ``read_here``: whether this process reads the samples, so that shards
+    of this machine are opened ahead in it, too.
     """
     keyed = any(join.key is not None for join in leading.joins)
     # Reading keys ahead, or what another process opens by itself, is of use only where there is something to fetch.

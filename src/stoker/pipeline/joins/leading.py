@@ -20,10 +20,7 @@ from stoker.types import Column, Ids
 class LeadingJoins:
     """Finds the samples of other datasets that belong to those of a dataset, of which only columns of keys are read.
 
-    Args:
-        pool: the dataset's open shards.
-        joins: the zips and joins.
-        readers: of the other dataset of each.
+    ``pool``: the dataset's open shards. ``joins``: the zips and joins. ``readers``: of the other dataset of each.
     """
 
     def __init__(self, pool: ShardPool, joins: Sequence[LeadingJoin], readers: Sequence[OtherReader]) -> None:
@@ -32,8 +29,7 @@ class LeadingJoins:
     def others(self, shards: Ids, rows: Ids) -> OtherIds:
         """For each zip and join, the ids of the samples that belong to these; -1 where there is none.
 
-        Raises:
-            StokerError: a key can not be read, or is none.
+        StokerError if a key can not be read, or is none.
         """
         found: list[Ids] = []
         for join, reader in zip(self.joins, self.readers, strict=True):

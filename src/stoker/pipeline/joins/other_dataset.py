@@ -22,10 +22,8 @@ from stoker.streams.streams import Streams
 class OtherDataset:
     """Another dataset as a zip or join reads it: by id, through open shards of its own.
 
-    Args:
-        streams: its streams.
-        pool: its open shards, whose counters count what is read.
-        settings: how it makes its samples.
+    ``streams``: its streams. ``pool``: its open shards, whose counters count what is read. ``settings``: how it makes its
+    samples.
 
     Attributes:
         pool: shards that are open for the zip or join alone.
@@ -104,8 +102,7 @@ class OtherDataset:
     def prepare(self, column: str) -> None:
         """Have its samples found by the values of a column, which is a stored one, by its name after ``rename``.
 
-        Raises:
-            ConfigError: there is no such column, or it holds no keys, all different.
+        ConfigError if there is no such column, or it holds no keys, all different.
         """
         if column in self._indexes:
             return

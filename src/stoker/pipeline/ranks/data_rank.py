@@ -46,13 +46,9 @@ _OF_DATASETS: Final = (
 class DataRankFinder:
     """Finds the data rank, each time that it is asked for.
 
-    Args:
-        world: rank and world size; ``None``: found by :meth:`World.detect <stoker.cluster.world.World.detect>`.
-        replication: which ranks read the same samples: so many consecutive ones, or those that a mesh says.
-        compare: whether ranks are compared when iteration starts.
-
-    Raises:
-        ConfigError: a number below 1, or a mesh without the dimension ``"dp"``.
+    ConfigError for a number below 1, or a mesh without the dimension ``"dp"``. ``world``: rank and world size; ``None``:
+    found by :meth:`World.detect <stoker.cluster.world.World.detect>`. ``replication``: which ranks read the same samples: so
+    many consecutive ones, or those that a mesh says. ``compare``: whether ranks are compared when iteration starts.
     """
 
     def __init__(
@@ -94,21 +90,16 @@ class DataRankFinder:
     def division(self) -> OuterDivision | None:
         """The wrapper that divides what is delivered now, if any; in a spawned worker, the one around its main process.
 
-        Raises:
-            ConfigError: see :func:`~stoker.cluster.outer_division.outer_division`.
+        ConfigError: see :func:`~stoker.cluster.outer_division.outer_division`.
         """
         return outer_division() or self._division
 
     def data_rank(self, batch_size: int, division: OuterDivision | None = None, world: World | None = None) -> DataRank:
         """This process's data rank; beneath a wrapper that divides, the only one, with the global batch.
 
-        Args:
-            batch_size: samples a batch of one rank.
-            division: of the wrapper; default: of the one that is found, if no ``world`` is given.
-            world: this process among all; default: the one that is found.
-
-        Raises:
-            ConfigError: the world can not be divided so, or the mesh is not of its size.
+        ConfigError if the world can not be divided so, or the mesh is not of its size. ``batch_size``: samples a batch of one
+        rank. ``division``: of the wrapper; default: of the one that is found, if no ``world`` is given. ``world``: this
+        process among all; default: the one that is found.
         """
         if division is None and world is None:
             division = self.division()
@@ -124,13 +115,8 @@ class DataRankFinder:
     def check_prepared(self, division: OuterDivision | None) -> None:
         """See that accelerate has not left it to the dataset, without a word, that ranks are to read the same samples.
 
-        It divides nothing where all ranks of a device mesh are to have the same batches.
-
-        Args:
-            division: the wrapper's, if one divides.
-
-        Raises:
-            ConfigError: there are such ranks, and neither ``replication`` nor ``world`` tells of them.
+        It divides nothing where all ranks of a device mesh are to have the same batches. ConfigError if there are such ranks,
+        and neither ``replication`` nor ``world`` tells of them. ``division``: the wrapper's, if one divides.
         """
         if division is None and self._given is None and self._made_in == os.getpid() and not in_user_code():
             self._check_made_in_worker()
@@ -152,12 +138,8 @@ class DataRankFinder:
     def check_thread(self, division: OuterDivision | None, *, of_datasets: bool = False) -> None:
         """See that it is known who divides what another thread than the main one reads.
 
-        Args:
-            division: the wrapper's, if one divides.
-            of_datasets: whether it is a thread of the ``datasets`` package.
-
-        Raises:
-            ConfigError: a package is imported that may divide, unseen from here, and ``world`` does not tell.
+        ConfigError if a package is imported that may divide, unseen from here, and ``world`` does not tell. ``division``: the
+        wrapper's, if one divides. ``of_datasets``: whether it is a thread of the ``datasets`` package.
         """
         wrapper, worker = (may_divide(), LoaderWorker.detect()) if division is None else (None, LoaderWorker())
         said = ""
@@ -177,10 +159,8 @@ class DataRankFinder:
     def _check_made_in_worker(self) -> None:
         """See that this dataset was not made in a spawned DataLoader worker, where its loader may be one of accelerate's.
 
-        Where accelerate's dispatcher reads on rank 0 for all ranks, nothing in such a worker tells of it.
-
-        Raises:
-            ConfigError: it was; says what to do.
+        Where accelerate's dispatcher reads on rank 0 for all ranks, nothing in such a worker tells of it. ConfigError if it
+        was; says what to do.
         """
         if (
             LoaderWorker.detect().token is not None
@@ -198,8 +178,7 @@ class DataRankFinder:
     def compare(self, order: SampleOrder, point: EpochPosition, data_rank: DataRank, loads: int, left: int) -> None:
         """Compare with the other ranks what this one is about to read; beneath a wrapper that divides, nothing.
 
-        Raises:
-            ConfigError: see :meth:`~stoker.pipeline.ranks.data_rank.RankComparison.compare`.
+        ConfigError: see :meth:`~stoker.pipeline.ranks.data_rank.RankComparison.compare`.
         """
         if (comparison := self._compared()) is not None:
             comparison.compare(order, point, data_rank, loads, left)
@@ -207,9 +186,7 @@ class DataRankFinder:
     def agree(self, name: str, mine: str) -> str:
         """A text of which all ranks have one: that of the rank that was the first to ask for it.
 
-        Args:
-            name: what it is.
-            mine: of this rank, which is returned where ranks are not compared.
+        ``name``: what it is. ``mine``: of this rank, which is returned where ranks are not compared.
         """
         comparison = self._compared()
         return mine if comparison is None else comparison.agree(name, mine)
@@ -221,8 +198,7 @@ class DataRankFinder:
     def early_data_rank(self, batch_size: int) -> DataRank | None:
         """The data rank before iteration starts; ``None`` where it is not known yet.
 
-        Raises:
-            ConfigError: the world is known, and can not be divided so.
+        ConfigError if the world is known, and can not be divided so.
         """
         try:
             return self.data_rank(batch_size)
@@ -278,9 +254,7 @@ class RankComparison:
     def agree(self, name: str, mine: str) -> str:
         """The text that the first rank to ask has given; ``mine`` without a process group.
 
-        Args:
-            name: of the text.
-            mine: of this rank.
+        ``name``: of the text. ``mine``: of this rank.
         """
         if (group := _group()) is None:
             return mine

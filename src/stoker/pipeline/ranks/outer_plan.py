@@ -18,9 +18,7 @@ from stoker.types import Ids
 class OuterPlan:
     """The global batches of a plan, as a wrapper's loader asks for them.
 
-    Attributes:
-        whole: the global batches, of all ranks.
-        division: what the wrapper does with them.
+    ``whole``: the global batches, of all ranks. ``division``: what the wrapper does with them.
     """
 
     whole: Plan
@@ -62,9 +60,7 @@ class OuterPlan:
 class OuterRun:
     """A :class:`~stoker.order.sample_order.Run` as a wrapper's loader asks for it.
 
-    Attributes:
-        order: locates the positions.
-        plan: the batches, as positions.
+    ``order``: locates the positions. ``plan``: the batches, as positions.
     """
 
     order: Order

@@ -15,8 +15,7 @@ from stoker.reading.steps import BAD, GONE, SeveralSamples
 class SamplesOfBatch(ChunkStage):
     """Makes samples of the rows of a batch. Row i has the place of sample i; further rows have that of the last one.
 
-    Args:
-        columns: makes the columns of a chunk, which is one batch, up to the function of the batch.
+    ``columns``: makes the columns of a chunk, which is one batch, up to the function of the batch.
     """
 
     def __init__(self, columns: Callable[[Chunk], Chunk]) -> None:

@@ -100,11 +100,8 @@ def make_work(
 class _Reading:
     """Makes the stages that read the samples of a dataset, up to the first function of its chain.
 
-    Args:
-        pool: its open shards.
-        settings: say what is read.
-        epoch: number of the epoch, for random numbers.
-        names: the columns that are needed, of those that it reads; ``None``: all.
+    ``pool``: its open shards. ``settings``: say what is read. ``epoch``: number of the epoch, for random numbers. ``names``:
+    the columns that are needed, of those that it reads; ``None``: all.
     """
 
     def __init__(self, pool: ShardPool, settings: EpochReaderSettings, epoch: int, names: Sequence[str] | None) -> None:
@@ -167,12 +164,10 @@ class _Reading:
     ) -> list[ChunkStage]:
         """The stages that read samples and apply steps of the chain to each.
 
-        Args:
-            whole: whether samples are read as columns.
-            loads: whether images are loaded, as one that does not load is a bad sample.
-            steps: of samples.
-            keeps_dtypes: whether columns are made of the samples: numbers of other datasets keep their dtype, where no
-                function has these samples before. A function has numbers of the types that it has of samples one by one.
+        ``whole``: whether samples are read as columns. ``loads``: whether images are loaded, as one that does not load is a
+        bad sample. ``steps``: of samples. ``keeps_dtypes``: whether columns are made of the samples: numbers of other
+        datasets keep their dtype, where no function has these samples before. A function has numbers of the types that it has
+        of samples one by one.
         """
         made = self._of_steps(steps, first=self.leading is None and not whole, keeps_dtypes=keeps_dtypes)
         self._alone = self.leading is None and not whole and not made

@@ -25,9 +25,7 @@ from stoker.types import Ids
 class ReadColumns(ChunkStage):
     """Reads samples as columns.
 
-    Args:
-        reader: of the samples.
-        loads: whether images are loaded, as one that does not load is a bad sample.
+    ``reader``: of the samples. ``loads``: whether images are loaded, as one that does not load is a bad sample.
     """
 
     def __init__(self, reader: Rows, *, loads: bool) -> None:
@@ -64,9 +62,7 @@ class ReadColumns(ChunkStage):
 class ReadSamples(ChunkStage):
     """Reads samples one by one, and applies functions to each as it is made: what is decoded need not be kept for all.
 
-    Args:
-        reader: of the samples.
-        functions: what is applied to each; ``None``: nothing.
+    ``reader``: of the samples. ``functions``: what is applied to each; ``None``: nothing.
     """
 
     def __init__(self, reader: Rows, functions: TransformOf | None) -> None:

@@ -28,8 +28,7 @@ class ChunkStage(ABC):
     def apply(self, chunk: Chunk) -> Chunk:
         """The chunk with what this stage makes of its samples.
 
-        Raises:
-            StokerError: something is wrong that is not a sample's fault, such as storage.
+        StokerError if something is wrong that is not a sample's fault, such as storage.
         """
 
 
@@ -50,10 +49,7 @@ class SamplesStage(ChunkStage):
     def make(self, chunk: Chunk, samples: Sequence[Numbered], bad: dict[int, SampleError]) -> list[Any]:
         """The samples that come in the place of these: each a sample, :data:`LEFT_OUT`, or anything where it is bad.
 
-        Args:
-            chunk: where they lie.
-            samples: at least one.
-            bad: gets the errors of bad ones, by place.
+        ``chunk``: where they lie. ``samples``: at least one. ``bad``: gets the errors of bad ones, by place.
         """
 
     def apply(self, chunk: Chunk) -> Chunk:
@@ -92,10 +88,8 @@ def make_each(
 ) -> tuple[list[Any], dict[int, SampleError]]:
     """Samples that are made one after the other, :data:`BAD` for each bad one, and the errors of these by number.
 
-    Args:
-        count: how many.
-        begin: makes the samples from a number on; it is called anew after one has raised an error.
-        fail: the error of a sample that says which it is; raises it where it is not the sample's fault.
+    ``count``: how many. ``begin``: makes the samples from a number on; it is called anew after one has raised an error.
+    ``fail``: the error of a sample that says which it is; raises it where it is not the sample's fault.
     """
     made: list[Any] = []
     bad: dict[int, SampleError] = {}

@@ -35,9 +35,8 @@ class _NoIdsError(ValueError):
 class Tokenize(SamplesStage):
     """Makes ids of the texts of a column, of columns or of samples: an array of integers, shape ``(tokens,)``, of each.
 
-    Args:
-        reader: of the samples.
-        step: with the column, one more than the largest id, and a function from texts to lists of ids.
+    ``reader``: of the samples. ``step``: with the column, one more than the largest id, and a function from texts to lists of
+    ids.
     """
 
     def __init__(self, reader: Rows, step: TokenizeColumn) -> None:
@@ -46,11 +45,7 @@ class Tokenize(SamplesStage):
         self._lock = ProcessLock()
 
     def apply(self, chunk: Chunk) -> Chunk:
-        """See the base class.
-
-        Raises:
-            ConfigError: there is no such column, or the tokenizer does not give a list for each text.
-        """
+        """See the base class. ConfigError if there is no such column, or the tokenizer does not give a list for each text."""
         columns = chunk.values
         if not isinstance(columns, dict):
             return super().apply(chunk)
@@ -137,11 +132,7 @@ def _each(tokenize: Callable[[Sequence[str]], Sequence[Any]], texts: list[str]) 
 
 
 def check_tokenized(found: Any, texts: Sequence[str]) -> None:
-    """See that a tokenizer gave a list for each text.
-
-    Raises:
-        ConfigError: it gave something else.
-    """
+    """See that a tokenizer gave a list for each text. ConfigError if it gave something else."""
     if isinstance(found, Mapping):  # as a tokenizer of transformers does
         raise ConfigError(
             f"the tokenizer returned {with_article(type(found).__name__)} with {', '.join(map(str, found))}: expected a list "
@@ -175,11 +166,7 @@ def _check(ids: Array, limit: int) -> None:
 
 
 def _array(ids: Any, limit: int) -> Array:
-    """Token ids as an array.
-
-    Raises:
-        _NoIdsError: they are none.
-    """
+    """Token ids as an array. _NoIdsError if they are none."""
     try:
         made = np.asarray(ids)
     except (TypeError, ValueError) as error:  # such as lists of different lengths

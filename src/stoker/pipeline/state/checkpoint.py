@@ -64,12 +64,7 @@ class Checkpoint:
     def from_dict(cls, values: Mapping[str, Any], where: str = "this") -> Self:
         """The checkpoint that :meth:`as_dict` described.
 
-        Args:
-            values: the description.
-            where: names it in errors.
-
-        Raises:
-            StateError: it is none, or contradicts itself.
+        StateError if it is none, or contradicts itself. ``values``: the description. ``where``: names it in errors.
         """
         if not isinstance(values, Mapping) or "stoker_checkpoint" not in values:
             raise StateError(
@@ -111,10 +106,7 @@ class Checkpoint:
 class CheckpointFolder:
     """A folder of checkpoints, one object a rank, at any URL. The latest replaces the one before, whole or not at all.
 
-    Args:
-        url: the folder.
-        options: credentials for it.
-        counts: where writing is counted.
+    ``url``: the folder. ``options``: credentials for it. ``counts``: where writing is counted.
     """
 
     def __init__(self, url: str | os.PathLike[str], options: StorageOptions | None, counts: Counts) -> None:
@@ -146,20 +138,14 @@ class CheckpointFolder:
                 self._under_way = self._threads.submit(self._write_all)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint now.
-
-        Raises:
-            StorageError: it can not be written.
-        """
+        """Write a checkpoint now. StorageError if it can not be written."""
         self.flush()
         self._put(checkpoint)
 
     def load(self, rank: int) -> Checkpoint | None:
         """A rank's latest checkpoint; ``None`` where there is none.
 
-        Raises:
-            StateError: what is there is no checkpoint.
-            StorageError: it can not be read.
+        StateError if what is there is no checkpoint. StorageError if it can not be read.
         """
         if not self._store.exists(_key(rank)):
             return None
@@ -171,11 +157,7 @@ class CheckpointFolder:
         return Checkpoint.from_dict(values, where)
 
     def flush(self, timeout: float = 60.0) -> None:
-        """Wait until all that was asked for is written.
-
-        Raises:
-            StorageError: the last one could not be written.
-        """
+        """Wait until all that was asked for is written. StorageError if the last one could not be written."""
         with self._lock:
             under_way = self._under_way
         if under_way is not None:

@@ -112,11 +112,10 @@ class EpochCounter:
     def begin(self, token: int | None, worker: int | None = None) -> EpochPosition:
         """Begin the next epoch.
 
-        Args:
-            token: names the set of workers that begin together; in each pass they get the same epoch, which the first of
-                them takes. ``None`` in a process that is no worker.
-            worker: number of the worker. A number that comes a second time in a set's pass belongs to another set with the
-                same token (torch draws it from a generator that users may seed), which gets an epoch of its own.
+        ``token``: names the set of workers that begin together; in each pass they get the same epoch, which the first of them
+        takes. ``None`` in a process that is no worker. ``worker``: number of the worker. A number that comes a second time in
+        a set's pass belongs to another set with the same token (torch draws it from a generator that users may seed), which
+        gets an epoch of its own.
         """
         with self._changing(own=token is None) as count:
             found, key, bit = None, (-1, 0), 0 if worker is None else 1 << worker
@@ -148,9 +147,7 @@ class EpochCounter:
     def freeze(self, epoch: int, make: Callable[[Mark | None], Mark]) -> None:
         """Choose the part of a quarantine that holds in an epoch, for all processes that share this: the first to ask does.
 
-        Args:
-            epoch: its number.
-            make: chooses it, from that of the epoch before.
+        ``epoch``: its number. ``make``: chooses it, from that of the epoch before.
         """
         with self._changing() as count:
             if epoch not in count.marks:
@@ -204,8 +201,7 @@ class EpochCounter:
     def name_epoch(self, epoch: int) -> int:
         """Make the next iteration the epoch that the caller counts as ``epoch``; after a load, give it that number.
 
-        Returns:
-            How far our epochs are ahead of the caller's.
+        Gives how far our epochs are ahead of the caller's.
         """
         with self._changing() as count:
             if count.resumed:
@@ -329,11 +325,7 @@ class AccelerateEpochs:
     def advance_if_finished(self, epoch: int) -> bool:
         """Have a loader read the next epoch, if another loader has finished the one that it names.
 
-        Args:
-            epoch: the one that it names.
-
-        Returns:
-            Whether it reads the next one.
+        ``epoch``: the one that it names. Gives whether it reads the next one.
         """
         loader, iterates = _naming_loader()
         if loader is None or not iterates:
@@ -371,11 +363,7 @@ def _naming_loader() -> tuple[Any, bool]:
 
 
 class NamedEpochs:
-    """Sets a clock to the epochs that a caller names.
-
-    Args:
-        clock: counts the epochs of the dataset.
-    """
+    """Sets a clock to the epochs that a caller names. ``clock``: counts the epochs of the dataset."""
 
     def __init__(self, clock: EpochCounter) -> None:
         self._clock = clock
@@ -385,11 +373,7 @@ class NamedEpochs:
     def name(self, epoch: int) -> bool:
         """Make the next iteration begin an epoch; see :meth:`stoker.loaders.dataset.StreamingDataset.set_epoch`.
 
-        Returns:
-            Whether that is another position than where it would have begun.
-
-        Raises:
-            ConfigError: there is no such epoch.
+        ConfigError if there is no such epoch. Gives whether that is another position than where it would have begun.
         """
         if epoch < 0:
             raise ConfigError(f"set_epoch({epoch}): epochs count from 0")
@@ -411,8 +395,7 @@ class NamedEpochs:
     def follow(self, epoch: NamedEpoch | None) -> bool:
         """The same for the epoch that the ``datasets`` package around the dataset reads, where it was named.
 
-        Raises:
-            StateError: the package leaves out the beginning of an epoch that nobody has named.
+        StateError if the package leaves out the beginning of an epoch that nobody has named.
         """
         if epoch is not None and epoch.number:
             return self.name(epoch.number)

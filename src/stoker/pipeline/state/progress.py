@@ -21,11 +21,8 @@ logger = logging.getLogger(__name__)
 class Progress:
     """The progress of one iteration: the samples that the consumer has taken.
 
-    Args:
-        point: where it began.
-        plan: the batches of this rank.
-        begun: batches of this loader worker that were delivered before it began.
-        clock: in a DataLoader's worker, tells of states that its parent process loads.
+    ``point``: where it began. ``plan``: the batches of this rank. ``begun``: batches of this loader worker that were
+    delivered before it began. ``clock``: in a DataLoader's worker, tells of states that its parent process loads.
     """
 
     def __init__(self, point: EpochPosition, plan: Plan, begun: int = 0, clock: EpochCounter | None = None) -> None:
@@ -53,8 +50,7 @@ class Progress:
     def check(self) -> None:
         """Called after each batch, and before and after each run of samples.
 
-        Raises:
-            StateError: a state was loaded since this iteration began.
+        StateError if a state was loaded since this iteration began.
         """
         if self._superseded or (self._clock is not None and self._clock.parent_loads > self._loads):
             raise superseded_error()
@@ -83,11 +79,7 @@ class Progress:
         return self._entered - operator.length_hint(self._remaining)
 
     def here(self) -> EpochPosition:
-        """The position to resume from.
-
-        Raises:
-            StateError: it lies between samples that a chain made of one.
-        """
+        """The position to resume from. StateError if it lies between samples that a chain made of one."""
         if self._among:
             raise among_error()
         return resume_point(self.point, self.plan, self.samples)
@@ -127,9 +119,8 @@ def resume_point(point: EpochPosition, plan: Plan, samples: int) -> EpochPositio
 def run_from(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRank) -> Run:
     """The samples of a reader from ``point`` to the end of its epoch.
 
-    Raises:
-        StateError: this world can not resume from a state at ``point``; says why.
-        ConfigError: settings that do not go together, or an epoch whose samples are all left out.
+    StateError if this world can not resume from a state at ``point``; says why. ConfigError for settings that do not go
+    together, or an epoch whose samples are all left out.
     """
     try:
         run = sample_order.run(point, data_rank)
@@ -152,8 +143,7 @@ def others_have_more(plan: Plan) -> bool:
 def check_not_empty(sample_order: SampleOrder, point: EpochPosition, run: Run, data_rank: DataRank) -> None:
     """Check that an epoch which begins has something for some rank; otherwise a loop over epochs would never end.
 
-    Raises:
-        ConfigError: all of its samples are left out. If it has none at all, that is logged.
+    ConfigError if all of its samples are left out. If it has none at all, that is logged.
     """
     if point.position or len(run.plan):
         return

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 class RankEpochs:
     """The epochs of one process.
 
-    Args:
-        resume: where it is in them.
-        rank_finder: finds this process's data rank, each time that iteration starts.
-        pool: the shards of its dataset.
+    ``resume``: where it is in them. ``rank_finder``: finds this process's data rank, each time that iteration starts.
+    ``pool``: the shards of its dataset.
     """
 
     def __init__(self, resume: ResumeState, rank_finder: DataRankFinder, pool: ShardPool) -> None:
@@ -55,8 +53,7 @@ class RankEpochs:
         That is this rank's part, or all samples once a wrapper has asked that divides them: trainers ask for the length of
         their loader, and then for that of the dataset.
 
-        Raises:
-            TypeError: accelerate asks, to cut what its ranks gather last, and the dataset has divided its samples itself.
+        TypeError if accelerate asks, to cut what its ranks gather last, and the dataset has divided its samples itself.
         """
         self._counted_for = division = self._rank_finder.division() or self._counted_for
         if (
@@ -153,11 +150,9 @@ class RankEpochs:
     ) -> dict[str, Any]:
         """The state after what this object has delivered, or after ``samples`` of the epoch or of this run.
 
-        Args:
-            batch_size: of this rank.
-            samples: over all ranks; ``None``: what this object has delivered.
-            from_beginning: whether ``samples`` counts from the epoch's beginning.
-            ended: whether ``samples`` counts from the end of the epoch that was begun last.
+        ``batch_size``: of this rank. ``samples``: over all ranks; ``None``: what this object has delivered.
+        ``from_beginning``: whether ``samples`` counts from the epoch's beginning. ``ended``: whether ``samples`` counts from
+        the end of the epoch that was begun last.
         """
         worker = LoaderWorker.detect()
         data_rank = self.data_rank(batch_size)

@@ -64,8 +64,7 @@ class LoaderSetting:
 class LoaderSettings:
     """The settings of all loaders that one rank has iterated over.
 
-    Args:
-        noted: of each of its processes, its consumer's first.
+    ``noted``: of each of its processes, its consumer's first.
     """
 
     def __init__(self, noted: Iterable[SettingsByLoader] = ()) -> None:
@@ -127,12 +126,8 @@ class Profile:
 def find_bottleneck(processes: Sequence[TracedProcess], cores: int) -> Profile:
     """Find the bottleneck of a run.
 
-    Args:
-        processes: all of one rank, or of several, whose clocks may differ.
-        cores: processors that a rank may use.
-
-    Raises:
-        ConfigError: nothing was read in it.
+    ConfigError if nothing was read in it. ``processes``: all of one rank, or of several, whose clocks may differ. ``cores``:
+    processors that a rank may use.
     """
     stages, ranks = measure_run(processes)
     worst = max(ranks, key=lambda one: one.own_waited)
@@ -218,10 +213,8 @@ def _disturbed(rank: RankTimes) -> str:
 def describe_bottleneck(rank: RankTimes, cores: int, settings: LoaderSettings) -> str:
     """The bottleneck of a rank and the remedy, in a sentence or two.
 
-    Args:
-        rank: its times.
-        cores: processors that it may use.
-        settings: those of the loaders that it has iterated over; no others are named.
+    ``rank``: its times. ``cores``: processors that it may use. ``settings``: those of the loaders that it has iterated over;
+    no others are named.
     """
     kind = rank.kind
     waits = f"it waits {_percent(rank.share)} of the time"

@@ -61,13 +61,9 @@ def observe_with_opentelemetry(
 ) -> None:
     """Make observable counters and gauges of the stats, which the meter's reader reads when it collects.
 
-    Args:
-        stats: takes a snapshot, such as ``loader.stats``.
-        labels: attributes of every observation, such as the rank.
-        meter: of ``opentelemetry.metrics``; default, the global provider's for ``stoker``.
-
-    Raises:
-        MissingPackageError: ``opentelemetry-api`` is not installed.
+    MissingPackageError if ``opentelemetry-api`` is not installed. ``stats``: takes a snapshot, such as ``loader.stats``.
+    ``labels``: attributes of every observation, such as the rank. ``meter``: of ``opentelemetry.metrics``; default, the
+    global provider's for ``stoker``.
     """
     try:
         metrics = import_module("opentelemetry.metrics")

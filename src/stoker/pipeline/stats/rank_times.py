@@ -237,11 +237,7 @@ class RankTimes:
 def measure_run(processes: Sequence[TracedProcess]) -> tuple[list[StageTime], list[RankTimes]]:
     """Times of a run by stage, the longest waiting first, and by rank.
 
-    Args:
-        processes: all of one rank, or of several, whose clocks may differ.
-
-    Raises:
-        ConfigError: nothing was read in it.
+    ConfigError if nothing was read in it. ``processes``: all of one rank, or of several, whose clocks may differ.
     """
     ranks, totals, spans = [], np.zeros(len(Stage) + 1), np.zeros(len(Stage) + 1, np.int64)
     for rank in sorted({process.rank for process in processes}):
@@ -373,11 +369,8 @@ def _rank_times(rank: int, threads: Sequence[_Thread], full: Intervals) -> RankT
 def _divide(by_stage: Times, stage: Stage, among: Times, least: float) -> None:
     """Divide a stage's time among others as these took theirs, in place.
 
-    Args:
-        by_stage: times.
-        stage: whose time is divided.
-        among: times of the others. What they waited for themselves is nobody's.
-        least: what is missing to so much is nobody's, too.
+    ``by_stage``: times. ``stage``: whose time is divided. ``among``: times of the others. What they waited for themselves is
+    nobody's. ``least``: what is missing to so much is nobody's, too.
     """
     among = among.copy()
     among[_OTHER] += among[Stage.WAIT]

@@ -201,12 +201,8 @@ READ_TIME_ABOUT: Final = "Time of a step of reading, by quantile."
 def prometheus_text(stats: StreamStats, labels: Mapping[str, str] | None = None) -> str:
     """All metrics in Prometheus' text exposition format 0.0.4.
 
-    Args:
-        stats: a snapshot.
-        labels: put on every metric, such as the rank.
-
-    Raises:
-        ConfigError: a label's name is none that Prometheus allows.
+    ConfigError if a label's name is none that Prometheus allows. ``stats``: a snapshot. ``labels``: put on every metric, such
+    as the rank.
     """
     given = dict(labels or {})
     for name in given:

@@ -213,9 +213,7 @@ class Regret:
     """Sums up what vain trials cost.
 
     A trial costs the time that it takes beyond what the same samples took before it. One that is kept costs nothing.
-
-    Attributes:
-        pace: seconds of a sample before the trial.
+    ``pace``: seconds of a sample before the trial.
     """
 
     def __init__(self) -> None:

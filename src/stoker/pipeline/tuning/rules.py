@@ -56,10 +56,7 @@ _OF_SHARDS: Final = (
 class Candidates:
     """Finds changes that may make the waiting less, within the bounds of knobs and the memory, the most likely to help first.
 
-    Args:
-        ranges: bounds of each knob.
-        memory: what they may take.
-        processors: that this process may have.
+    ``ranges``: bounds of each knob. ``memory``: what they may take. ``processors``: that this process may have.
 
     Attributes:
         barred: knobs that would change nothing now.
@@ -224,14 +221,8 @@ class _Trial:
 class Controller:
     """Chooses values of knobs from what is observed.
 
-    Args:
-        ranges: bounds of each knob.
-        memory: what they may take.
-        processors: that this process may have.
-
-    Attributes:
-        values: of each knob, now.
-        idle: whether no knob may change.
+    ``ranges``: bounds of each knob. ``memory``: what they may take. ``processors``: that this process may have. ``values``:
+    of each knob, now. ``idle``: whether no knob may change.
     """
 
     def __init__(self, ranges: Mapping[Knob, KnobRange], memory: MemoryUse, processors: float = math.inf) -> None:
@@ -280,9 +271,8 @@ class Controller:
     def restarted(self, *, goes_on: bool = False, settles: bool = True) -> None:
         """Say that reading has begun anew, from an empty lookahead.
 
-        Args:
-            goes_on: whether it is as before, so that what was measured holds; else a trial is withdrawn.
-            settles: whether ticks are left out until the lookahead is filled.
+        ``goes_on``: whether it is as before, so that what was measured holds; else a trial is withdrawn. ``settles``: whether
+        ticks are left out until the lookahead is filled.
         """
         if not goes_on:
             self._give_up()

@@ -66,11 +66,8 @@ class _Sums:
 class Tuning:
     """The tuning of one pipeline in one epoch after the other: what was found in an epoch holds in the next.
 
-    Args:
-        rules: choose the values.
-        pool: the open shards.
-        note: lists a change that was decided, with the samples and seconds before.
-        far: whether any shard is fetched.
+    ``rules``: choose the values. ``pool``: the open shards. ``note``: lists a change that was decided, with the samples and
+    seconds before. ``far``: whether any shard is fetched.
 
     Attributes:
         latest: number of the iteration that was begun last, which alone is tuned. Not the iteration itself, which refers to

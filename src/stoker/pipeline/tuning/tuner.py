@@ -54,12 +54,8 @@ class Tuner:
     tuner sleeps, without rules, and a step of reading costs what it does without one. Everywhere else it is awake from the
     beginning.
 
-    Args:
-        pool: the open shards.
-        log: lists its decisions.
-
-    Attributes:
-        due: while it sleeps, the time (``perf_counter_ns``) from which it is to be asked whether it :meth:`wakes`.
+    ``pool``: the open shards. ``log``: lists its decisions. ``due``: while it sleeps, the time (``perf_counter_ns``) from
+    which it is to be asked whether it :meth:`wakes`.
     """
 
     due: int
@@ -76,9 +72,7 @@ class Tuner:
     def sleeps(self, amounts: ReadAmounts, *, ahead: bool) -> bool:
         """Whether an iteration that this thread begins now is not tuned before the tuner :meth:`wakes`.
 
-        Args:
-            amounts: what it reads ahead.
-            ahead: whether threads or processes read.
+        ``amounts``: what it reads ahead. ``ahead``: whether threads or processes read.
         """
         if self._tuning is not None or ahead or not amounts.near:
             return False
@@ -115,9 +109,7 @@ class Tuner:
         Of some readers of a process the first has what a process may use, the second half as much, the third a third: so
         many of them together have no more than a few times that, also where all begin at once.
 
-        Args:
-            sharers: processes on this node that read through the same cache.
-            worker: this process.
+        ``sharers``: processes on this node that read through the same cache. ``worker``: this process.
         """
         if sharers not in self._budgets:
             _reading.add(self)

@@ -103,8 +103,7 @@ def adaptive_order(sample_order: SampleOrder, adaptive: Adaptive) -> NativeOrder
     Every position comes once, so nothing is padded. Without a number of canonical nodes by the user there is one, for
     neighbouring positions to lie in few shards.
 
-    Raises:
-        ConfigError: an order that has no positions which could be handed out one by one.
+    ConfigError for an order that has no positions which could be handed out one by one.
     """
     if not isinstance(sample_order, NativeOrder):
         raise ConfigError(
@@ -124,8 +123,7 @@ def adaptive_order(sample_order: SampleOrder, adaptive: Adaptive) -> NativeOrder
 def planned_order(sample_order: SampleOrder) -> NativeOrder:
     """The order from which a plan divides each global batch among ranks.
 
-    Raises:
-        ConfigError: an order that has no global batches of all ranks' positions in a row.
+    ConfigError for an order that has no global batches of all ranks' positions in a row.
     """
     if isinstance(sample_order, NativeOrder) and sample_order.settings.partition.static:
         raise ConfigError(
@@ -138,10 +136,7 @@ def planned_order(sample_order: SampleOrder) -> NativeOrder:
 class Splits:
     """The positions of one epoch, as they are leased, and where their samples lie.
 
-    Args:
-        sample_order: see :func:`adaptive_order`.
-        epoch: the epoch.
-        world_size: most workers that take part.
+    ``sample_order``: see :func:`adaptive_order`. ``epoch``: the epoch. ``world_size``: most workers that take part.
 
     Attributes:
         parts: samples of each rank's part where the base is static, else of the whole epoch alone.

@@ -24,13 +24,10 @@ Places: TypeAlias = tuple[Ids, Ids, Ids]
 class ChunksAhead:
     """Has samples read by a runner, in order.
 
-    Args:
-        pool: the dataset's open shards, which this process fetches.
-        runner: executes chunks.
-        most: chunks that may be read ahead of the one whose result is taken.
+    ``pool``: the dataset's open shards, which this process fetches. ``runner``: executes chunks. ``most``: chunks that may be
+    read ahead of the one whose result is taken.
 
-    Attributes:
-        most: as given, or fewer where the runner needs no more.
+    ``most``: as given, or fewer where the runner needs no more.
     """
 
     def __init__(self, pool: ShardPool, runner: Runner[Chunk], most: int) -> None:
@@ -41,9 +38,8 @@ class ChunksAhead:
     def read(self, places: Iterable[tuple[_Label, Places]], made: Callable[[_Label, Chunk], _Made]) -> Iterator[_Made]:
         """The results for the samples at places, in order.
 
-        Args:
-            places: each with a label; taken as samples are delivered, no more than ``most`` ahead of these.
-            made: called with the label and what was made of the chunk.
+        ``places``: each with a label; taken as samples are delivered, no more than ``most`` ahead of these. ``made``: called
+        with the label and what was made of the chunk.
         """
         running: deque[tuple[_Label, Chunk, Callable[[], Chunk]]] = deque()
         try:

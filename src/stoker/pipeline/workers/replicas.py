@@ -83,13 +83,8 @@ def lanes_held(rank: int, lanes: int, world_size: int, replication: int) -> list
 class Replicas:
     """Fetches shards that this worker holds for others, one at a time, in the order in which their owners come to them.
 
-    It continues only while the cache has free space, so that nothing is evicted for it.
-
-    Args:
-        sample_source: the shards.
-        splits: the epoch's positions.
-        config: this worker's settings.
-        coordination: the run.
+    It continues only while the cache has free space, so that nothing is evicted for it. ``sample_source``: the shards.
+    ``splits``: the epoch's positions. ``config``: this worker's settings. ``coordination``: the run.
     """
 
     def __init__(

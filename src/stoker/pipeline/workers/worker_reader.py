@@ -83,8 +83,7 @@ class WorkerReader:
     def next(self) -> Any:
         """The next sample, or batch; :data:`~stoker.pipeline.prefetch_buffer.END` at the epoch's end.
 
-        Raises:
-            TooManyBadSamplesError: there are more bad samples than allowed; again from every call until it goes elsewhere.
+        TooManyBadSamplesError if there are more bad samples than allowed; again from every call until it goes elsewhere.
         """
         if self._exceeded is not None:
             raise self._exceeded
@@ -274,13 +273,9 @@ class WorkerReader:
     def restore(self, request: RestoreRequest, *, any_rank: bool = False) -> None:
         """Resume where a checkpoint was taken.
 
-        Args:
-            request: the checkpoint, and how.
-            any_rank: take it although it is another rank's, or of another world.
-
-        Raises:
-            StateError: it is of another kind, rank, dataset or order; says what differs.
-            StaleCheckpointError: the coordinator has more commits, and the request does not undo them.
+        StateError if it is of another kind, rank, dataset or order; says what differs. StaleCheckpointError if the
+        coordinator has more commits, and the request does not undo them. ``request``: the checkpoint, and how. ``any_rank``:
+        take it although it is another rank's, or of another world.
         """
         source, config, checkpoint = self.source, self._config, request.checkpoint
         if checkpoint.kind != source.kind:

@@ -22,11 +22,8 @@ from stoker.errors import (
 def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn each ``OSError`` of the block into stoker's error for a file; stoker's own errors pass.
 
-    Args:
-        path: the file, or the directory that holds the files which the block uses.
-
-    Raises:
-        StorageError: the block failed on a file; names the file below ``path`` that the system names, else ``path``.
+    StorageError if the block failed on a file; names the file below ``path`` that the system names, else ``path``. ``path``:
+    the file, or the directory that holds the files which the block uses.
     """
     try:
         yield

@@ -24,11 +24,7 @@ _RANDOM: Final = re.compile("[a-z0-9_]{8}")
 class LockedFolder:
     """A folder that nobody takes for one of a killed process while this object's process lives.
 
-    Args:
-        prefix: how its name begins. Folders of this prefix that killed processes left are removed.
-
-    Attributes:
-        path: the folder.
+    ``prefix``: how its name begins. Folders of this prefix that killed processes left are removed. ``path``: the folder.
     """
 
     def __init__(self, parent: Path, prefix: str) -> None:

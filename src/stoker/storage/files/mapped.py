@@ -41,10 +41,8 @@ class MappedFile(mmap.mmap):
     Python's map keeps a duplicate of the descriptor, so that open shards would count against ``RLIMIT_NOFILE``. Here an
     anonymous map reserves the addresses, and the file is mapped over it.
 
-    Args:
-        descriptor: of the file; it may be closed afterwards.
-        start: the window's first byte, a multiple of :data:`mmap.ALLOCATIONGRANULARITY`.
-        end: the byte after the window, more than ``start``.
+    ``descriptor``: of the file; it may be closed afterwards. ``start``: the window's first byte, a multiple of
+    :data:`mmap.ALLOCATIONGRANULARITY`. ``end``: the byte after the window, more than ``start``.
 
     Attributes:
         path: names the file.
@@ -102,8 +100,7 @@ class MappedFile(mmap.mmap):
     def check(self) -> None:
         """Check that the file was not cut since it was mapped: touching what is past its end kills the process (SIGBUS).
 
-        Raises:
-            CorruptDataError: it was. A file that was removed or replaced by another of its name stays whole for its maps.
+        CorruptDataError if it was. A file that was removed or replaced by another of its name stays whole for its maps.
         """
         try:
             status = os.stat(self.path)
@@ -132,9 +129,7 @@ def await_pages(data: NDArray[np.uint8]) -> None:
 def map_open_file(descriptor: int, start: int, end: int, path: str, status: os.stat_result) -> MappedFile | bytes:
     """Bytes ``[start, end)`` of an open file: mapped, or read where they are few.
 
-    Args:
-        descriptor: of the file; it may be closed afterwards.
-        start: a multiple of :data:`mmap.ALLOCATIONGRANULARITY`.
+    ``descriptor``: of the file; it may be closed afterwards. ``start``: a multiple of :data:`mmap.ALLOCATIONGRANULARITY`.
     """
     if end - start > READ_WHOLE:
         return MappedFile(descriptor, start, end, path, status)
@@ -153,10 +148,8 @@ def map_open_file(descriptor: int, start: int, end: int, path: str, status: os.s
 def map_file(path: str | os.PathLike[str]) -> MappedFile | bytes:
     """A whole regular file, mapped read-only, or read where it is small. No descriptor is kept.
 
-    Raises:
-        ObjectNotFoundError: the path leads to no regular file.
-        CorruptDataError: it was cut meanwhile.
-        OSError: it can not be read.
+    ObjectNotFoundError if the path leads to no regular file. CorruptDataError if it was cut meanwhile. OSError if it can not
+    be read.
     """
     descriptor, status = open_regular(path)
     try:

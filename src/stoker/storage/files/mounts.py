@@ -36,10 +36,7 @@ def share_file(path: str | os.PathLike[str]) -> SharedBytes:
     """All bytes of a regular file that is replaced by others of its name, and never written to.
 
     Where another machine may replace it, none of it is mapped: touching what is gone would kill the process (SIGBUS).
-
-    Raises:
-        ObjectNotFoundError: the path leads to no regular file.
-        OSError: it can not be read or mapped.
+    ObjectNotFoundError if the path leads to no regular file. OSError if it can not be read or mapped.
     """
     return SharedBytes.of_file(open_regular(path)[0], may_map=file_system_of(path) in LOCAL_FILE_SYSTEMS)
 

@@ -28,15 +28,8 @@ REMOVED_CACHE: Final = re.compile(r"[0-9a-f]{24}\.[0-9a-f]{16}\.removed")
 def open_own(path: str | os.PathLike[str], flags: int = 0) -> int:
     """Open a file of stoker's own to read and write it, made if need be; through no symbolic link.
 
-    Args:
-        flags: what ``os.open`` is given beside: ``O_EXCL`` where it must be new.
-
-    Returns:
-        A descriptor, which the caller closes.
-
-    Raises:
-        StorageError: there is a symbolic link, or what is no file.
-        OSError: it can not be opened.
+    StorageError if there is a symbolic link, or what is no file. OSError if it can not be opened. ``flags``: what ``os.open``
+    is given beside: ``O_EXCL`` where it must be new. Gives a descriptor, which the caller closes.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o666)
@@ -60,9 +53,8 @@ def open_own(path: str | os.PathLike[str], flags: int = 0) -> int:
 def make_own_directory(path: str | os.PathLike[str]) -> None:
     """Make a directory for files of stoker's own, unless it is there, and see that not everyone may put files into it.
 
-    Raises:
-        StorageError: it is a symbolic link, or everyone may write to it, and it is not ours to change that.
-        OSError: it can not be made.
+    StorageError if it is a symbolic link, or everyone may write to it, and it is not ours to change that. OSError if it can
+    not be made.
     """
     name = os.fspath(path)
     os.makedirs(os.path.dirname(name) or ".", exist_ok=True)

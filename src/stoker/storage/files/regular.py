@@ -35,15 +35,9 @@ def check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
 def open_regular(path: str | os.PathLike[str], flags: int = 0) -> tuple[int, os.stat_result]:
     """Open a regular file to read it. Opening never waits, as opening a named pipe would.
 
-    Args:
-        flags: what ``os.open`` is given beside what reading needs.
-
-    Returns:
-        A descriptor, which the caller closes, and the file's status.
-
-    Raises:
-        ObjectNotFoundError: the path leads to something else: a directory, a named pipe, a device.
-        OSError: it can not be opened.
+    ObjectNotFoundError if the path leads to something else: a directory, a named pipe, a device. OSError if it can not be
+    opened. ``flags``: what ``os.open`` is given beside what reading needs. Gives a descriptor, which the caller closes, and
+    the file's status.
     """
     descriptor = os.open(path, READ_FLAGS | flags)
     try:
@@ -56,12 +50,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> tuple[int, os.
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """All of a regular file.
-
-    Raises:
-        ObjectNotFoundError: the path leads to something else.
-        OSError: it can not be read.
-    """
+    """All of a regular file. ObjectNotFoundError if the path leads to something else. OSError if it can not be read."""
     descriptor, _ = open_regular(path)
     with open(descriptor, "rb") as file:
         return file.read()

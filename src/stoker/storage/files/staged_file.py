@@ -21,9 +21,7 @@ class StagedFile:
     For a local directory it lies there, under a name that no listing shows, and is renamed in the end. For other stores it is
     a temporary file without a name, which is uploaded.
 
-    Attributes:
-        file: the file, to be written to.
-        size: its bytes, once it is stored.
+    ``file``: the file, to be written to. ``size``: its bytes, once it is stored.
     """
 
     def __init__(self, store: Store, key: str) -> None:

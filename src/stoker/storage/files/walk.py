@@ -26,13 +26,9 @@ def walk_files(root: str, wanted: Callable[[str], bool] = lambda _: True) -> Ite
     in circles. ``root`` itself may be a link. What vanishes meanwhile is passed over, and links that lead nowhere with a
     warning. So are stoker's caches below ``root``: they hold copies, which would be read as further data.
 
-    Args:
-        wanted: says of a name whether to look at it; of a directory's name, whether to look into it.
-
-    Raises:
-        StorageError: a link leads to a directory that is not below ``root``: it could be all of the machine, and what it
-            holds must not be left out without a word.
-        OSError: a directory can not be read.
+    StorageError if a link leads to a directory that is not below ``root``: it could be all of the machine, and what it holds
+    must not be left out without a word. OSError if a directory can not be read. ``wanted``: says of a name whether to look at
+    it; of a directory's name, whether to look into it.
     """
     for path, entry in _walk(root, wanted):
         if (status := _file_status(entry)) is not None:

@@ -92,12 +92,8 @@ class Helper:
     def request(self, store: bytes, method: str, args: tuple[Any, ...], patience: float) -> Any:
         """Call a method of a pickled store over there.
 
-        Args:
-            patience: seconds for which nothing need be heard of the helper.
-
-        Raises:
-            HelperDiedError: there will be no answer: it died, or was stopped and is killed by this.
-            StokerError: what the method raised.
+        HelperDiedError if there will be no answer: it died, or was stopped and is killed by this. StokerError: what the
+        method raised. ``patience``: seconds for which nothing need be heard of the helper.
         """
         message = pickle.dumps((store, method, args), protocol=5)
         answer: Future[Any] = Future()
@@ -192,8 +188,7 @@ class Silence:
     def check(self) -> None:
         """After a wait of :data:`BEAT_SECONDS`.
 
-        Raises:
-            HelperDiedError: nothing was heard for the whole of the patience; the helper is killed.
+        HelperDiedError if nothing was heard for the whole of the patience; the helper is killed.
         """
         beats, self._beats = self._beats, self._helper._beats
         self._waits = 0 if beats != self._beats else self._waits + 1
@@ -205,12 +200,8 @@ class Silence:
 class RemoteObject:
     """An object in the process's helper, whose methods are called there.
 
-    Args:
-        subject: pickled for the helper. Its methods may be called twice, and raise errors of stoker's own.
-        patience: seconds for which nothing need be heard of the helper.
-
-    Raises:
-        ConfigError: the object can not be pickled.
+    ConfigError if the object can not be pickled. ``subject``: pickled for the helper. Its methods may be called twice, and
+    raise errors of stoker's own. ``patience``: seconds for which nothing need be heard of the helper.
     """
 
     def __init__(self, url: str, subject: object, patience: float, needed: str) -> None:
@@ -229,8 +220,7 @@ class RemoteObject:
     def call(self, method: str, *args: Any) -> Any:
         """Call a method there.
 
-        Raises:
-            StokerError: what it raised, or a :class:`~stoker.errors.StorageError` where the helper died twice.
+        StokerError: what it raised, or a :class:`~stoker.errors.StorageError` where the helper died twice.
         """
         for _ in range(2):
             try:
@@ -248,8 +238,7 @@ class RemoteObject:
 class ProxyStore:
     """A store whose requests the process's helper carries out.
 
-    Args:
-        store: the :class:`~stoker.storage.Store`, which is pickled for the helper.
+    ``store``: the :class:`~stoker.storage.Store`, which is pickled for the helper.
     """
 
     def __init__(self, url: str, store: object, stall_timeout: float) -> None:

@@ -18,11 +18,7 @@ _READ = 1 << 20
 
 
 def write_frame(fd: int, number: int, payload: bytes, wait: Callable[[], None] | None = None) -> None:
-    """Write one message; blocks while the pipe is full.
-
-    Args:
-        wait: for a pipe that does not block: called while it is full.
-    """
+    """Write one message; blocks while the pipe is full. ``wait``: for a pipe that does not block: called while it is full."""
     for part in (_HEADER.pack(number, len(payload)), payload):
         view = memoryview(part)
         while view:

@@ -144,9 +144,7 @@ class _FileAnswer:
 class HubClient:
     """Requests for files of a dataset. Thread-safe; belongs to the process that made it.
 
-    Args:
-        address: of the folder to which keys are relative.
-        sha: names the commit that is read.
+    ``address``: of the folder to which keys are relative. ``sha``: names the commit that is read.
     """
 
     def __init__(self, address: HubAddress, stall_timeout: float, sha: Callable[[], str]) -> None:
@@ -197,8 +195,7 @@ class HubClient:
     def json(self, page: str) -> tuple[Any, str | None]:
         """A page of the Hub's API, and the path of the page that follows it.
 
-        Raises:
-            AnswerError: it is no JSON, too large, or does not come soon.
+        AnswerError if it is no JSON, too large, or does not come soon.
         """
         data, end = bytearray(), time.monotonic() + BRIEF_STALLS * self._stall_timeout
         with self._answer("GET", f"{self._address.endpoint}{page}", "") as response:

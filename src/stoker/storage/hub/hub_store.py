@@ -51,9 +51,8 @@ kept_listings: dict[tuple[tuple[str, ...], str], Mapping[str, ObjectInfo]] = {}
 class HubCommit:
     """A commit of a dataset.
 
-    Attributes:
-        sha: its name, 40 hex digits.
-        card: the header of its README, empty where it has none; ``None`` where nobody asked.
+    ``sha``: its name, 40 hex digits. ``card``: the header of its README, empty where it has none; ``None`` where nobody
+    asked.
     """
 
     sha: str
@@ -154,8 +153,7 @@ class HubStore(Store):
 class HubFolder(RemoteReads[HubClient]):
     """The files of a folder of a dataset, at one commit. Thread-safe; belongs to the process that made it.
 
-    Args:
-        sha: names the commit that is read.
+    ``sha``: names the commit that is read.
     """
 
     def __init__(

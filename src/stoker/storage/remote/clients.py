@@ -37,8 +37,7 @@ def build_client(
 ) -> ObjectStore:
     """An obstore client of the bucket, which repeats requests for so many seconds.
 
-    Raises:
-        ConfigError: settings that obstore refuses, or boto3's refusal of a profile.
+    ConfigError for settings that obstore refuses, or boto3's refusal of a profile.
     """
     import obstore.store
 

@@ -26,16 +26,9 @@ from stoker.storage.url import Location
 def read_profile(name: str | None, environ: Mapping[str, str]) -> dict[str, str]:
     """The settings of a profile in ``~/.aws/config`` and ``~/.aws/credentials``, plus its ``name``.
 
-    Args:
-        name: the profile, or ``None`` for ``default``.
-        environ: ``AWS_CONFIG_FILE``, ``AWS_SHARED_CREDENTIALS_FILE`` and ``HOME`` say where the files are.
-
-    Returns:
-        The profile's settings by AWS's names (``aws_access_key_id``, ``region``, ``endpoint_url``, ...);
-        only ``name`` where there is no such profile.
-
-    Raises:
-        ConfigError: a file that is there and can not be read.
+    ConfigError for a file that is there and can not be read. ``name``: the profile, or ``None`` for ``default``. ``environ``:
+    ``AWS_CONFIG_FILE``, ``AWS_SHARED_CREDENTIALS_FILE`` and ``HOME`` say where the files are. Gives the profile's settings by
+    AWS's names (``aws_access_key_id``, ``region``, ``endpoint_url``, ...); only ``name`` where there is no such profile.
     """
     name = name or "default"
     home = environ.get("HOME") or os.path.expanduser("~")
@@ -162,12 +155,8 @@ def client_spec(
 ) -> ClientSpec:
     """Settings of the client for ``location``.
 
-    Args:
-        options: the caller's ``storage_options``.
-        cloud: tells on whose virtual machine this runs; asked only where no credentials are found.
-
-    Raises:
-        ConfigError: options that contradict each other or belong elsewhere.
+    ConfigError for options that contradict each other or belong elsewhere. ``options``: the caller's ``storage_options``.
+    ``cloud``: tells on whose virtual machine this runs; asked only where no credentials are found.
     """
     config, client = _split(options)
     given = frozenset(client)
@@ -202,10 +191,8 @@ def client_spec(
 def flat_options(location: Location, options: Mapping[str, Any]) -> dict[str, str]:
     """Settings of a store as text by name, for packages that open files themselves by the same client library.
 
-    They are those that stoker's own requests have, from the options and the environment.
-
-    Raises:
-        ConfigError: options that are no text, or mean nothing there.
+    They are those that stoker's own requests have, from the options and the environment. ConfigError for options that are no
+    text, or mean nothing there.
     """
     if location.kind == "file":
         return {}
@@ -231,8 +218,7 @@ def flat_options(location: Location, options: Mapping[str, Any]) -> dict[str, st
 def endpoint_of(location: Location, spec: ClientSpec, environ: Mapping[str, str]) -> str:
     """The endpoint or account by which a client's server differs from others; empty for the provider's usual one.
 
-    Args:
-        environ: the environment, which obstore reads too.
+    ``environ``: the environment, which obstore reads too.
     """
     names: tuple[str, ...] = ("endpoint",)
     prefix = "AWS"

@@ -50,8 +50,7 @@ class _Turn(threading.local):
 class RemoteReads(Generic[C]):
     """Requests for the objects under one root of a store, under the retries of the store, and the methods that read objects.
 
-    Args:
-        identity: in words, where the credentials come from; for messages, without secrets.
+    ``identity``: in words, where the credentials come from; for messages, without secrets.
     """
 
     def __init__(
@@ -87,10 +86,9 @@ class RemoteReads(Generic[C]):
     ) -> T:
         """``attempt``, repeated as the store's retries say, its exceptions turned into stoker's.
 
-        Args:
-            attempt: makes one request; its argument counts the attempts from 0.
-            size_of: of a request for data, the bytes that it gave, by what ``attempt`` returned; such requests are counted.
-            failed: the error of a first attempt that was made already.
+        ``attempt``: makes one request; its argument counts the attempts from 0. ``size_of``: of a request for data, the bytes
+        that it gave, by what ``attempt`` returned; such requests are counted. ``failed``: the error of a first attempt that
+        was made already.
         """
         turn = next(self._request_numbers)
 
@@ -185,8 +183,7 @@ class RemoteReads(Generic[C]):
     ) -> ObjectInfo:
         """Ask for an object, or for the first part of it; ``take`` gets what the answer says, and its bytes.
 
-        Args:
-            take: called in each attempt; refuses an object that is larger than it is to be.
+        ``take``: called in each attempt; refuses an object that is larger than it is to be.
         """
         path, size = self._path(key), self._transfer.part_size
 

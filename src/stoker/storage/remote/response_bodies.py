@@ -33,8 +33,7 @@ _GAP: Final = 1 << 20
 class ObjectAnswer(Protocol):
     """An answer to a request for an object, as obstore's ``GetResult`` is.
 
-    Attributes:
-        meta: ``size`` of the whole object, ``e_tag``, ``last_modified``.
+    ``meta``: ``size`` of the whole object, ``e_tag``, ``last_modified``.
     """
 
     @property
@@ -55,18 +54,14 @@ class ObjectClient(Protocol):
     ) -> ObjectAnswer:
         """Ask for an object, or for bytes ``[start, end)`` of it, of this version where one is given.
 
-        Args:
-            path, wanted, version: see above.
-            brief: it carries little, and has a bound on the whole.
+        ``path``, ``wanted``, ``version``: see above. ``brief``: it carries little, and has a bound on the whole.
         """
 
 
 class AnswerError(Exception):
     """A body that is not what was asked for.
 
-    Attributes:
-        fault: what is wrong.
-        after: seconds that the server asks to be left alone.
+    ``fault``: what is wrong. ``after``: seconds that the server asks to be left alone.
     """
 
     def __init__(self, fault: Fault, after: float = 0.0) -> None:
@@ -85,13 +80,9 @@ def body(
 ) -> Iterator[bytes]:
     """The chunks of a body of ``size`` bytes, as buffers. Nothing is allocated for bytes that have not arrived.
 
-    Each piece is looked at when it arrives, so that one byte every few seconds is noticed at once.
-
-    Args:
-        brief: the request has a bound on the whole, and its answer has as many bytes as it said.
-
-    Raises:
-        AnswerError: more, or fewer, than ``size`` bytes come, or they come slower than :data:`SLOWEST`.
+    Each piece is looked at when it arrives, so that one byte every few seconds is noticed at once. AnswerError if more, or
+    fewer, than ``size`` bytes come, or they come slower than :data:`SLOWEST`. ``brief``: the request has a bound on the
+    whole, and its answer has as many bytes as it said.
     """
     begun = clock()
     done = waiting = 0
@@ -121,9 +112,7 @@ def check_speed(done: int, size: int, seconds: float) -> None:
 def read_ranges(starts: Sequence[int], ends: Sequence[int], read: Callable[[int, int], BufferLike]) -> list[BufferLike]:
     """Bytes ``[starts[i], ends[i])`` for each i; ranges that lie close share a request.
 
-    Args:
-        ends: end of each; an empty range needs no request.
-        read: makes a request for the bytes ``[start, end)``.
+    ``ends``: end of each; an empty range needs no request. ``read``: makes a request for the bytes ``[start, end)``.
     """
     answer: list[BufferLike] = [b""] * len(starts)
     wanted = [number for number in range(len(starts)) if starts[number] < ends[number]]

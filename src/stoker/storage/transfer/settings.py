@@ -73,8 +73,7 @@ class Transfer:
 def split_transfer(location: Location, options: Mapping[str, Any]) -> tuple[Transfer, dict[str, Any]]:
     """These settings of some ``storage_options``, and the other options. Values may be texts, as a command line has them.
 
-    Raises:
-        ConfigError: a value makes no sense, or means nothing for this kind of store.
+    ConfigError if a value makes no sense, or means nothing for this kind of store.
     """
     rest = dict(options)
     given = {name: rest.pop(name) for name in _READ if name in rest}

@@ -18,9 +18,7 @@ _COMMIT_EVERY: Final = 0.05
 class Ledger:
     """Splits that were delivered from, by the consumer's thread.
 
-    Attributes:
-        lost: splits whose lease was lost.
-        refused: what was delivered, and lost before it was committed.
+    ``lost``: splits whose lease was lost. ``refused``: what was delivered, and lost before it was committed.
     """
 
     def __init__(self, counts: Counts) -> None:

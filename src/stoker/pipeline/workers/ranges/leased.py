@@ -35,13 +35,11 @@ logger = logging.getLogger(__name__)
 class LeasedSource(RangeSource):
     """The splits that one worker leases, numbered by their positions in the epoch.
 
-    Args:
-        sample_source: where samples come from.
-        sample_order: see :func:`~stoker.pipeline.workers.adaptive.adaptive_order`.
-        config: the worker's settings; its partition is an :class:`~stoker.pipeline.workers.adaptive.Adaptive`.
+    ``sample_source``: where samples come from. ``sample_order``: see
+    :func:`~stoker.pipeline.workers.adaptive.adaptive_order`. ``config``: the worker's settings; its partition is an
+    :class:`~stoker.pipeline.workers.adaptive.Adaptive`.
 
-    Attributes:
-        last_positions: positions in the epoch of the samples that were delivered last, rising.
+    ``last_positions``: positions in the epoch of the samples that were delivered last, rising.
     """
 
     kind = "leased"
@@ -105,9 +103,8 @@ class LeasedSource(RangeSource):
     def _next_of(self, chunk: SampleChunk) -> LeasedSplit:
         """The split of what is delivered next.
 
-        Raises:
-            ConfigError: commits are explicit, and deliveries were refused of which nobody was told: some of these positions
-                may come again in what was leased since, so that is not delivered before.
+        ConfigError if commits are explicit, and deliveries were refused of which nobody was told: some of these positions may
+        come again in what was leased since, so that is not delivered before.
         """
         assert chunk.split is not None
         if self._config.commit == "next":
@@ -187,11 +184,7 @@ class LeasedSource(RangeSource):
             self._ledger.settle()
 
     def _raise_if_refused(self) -> None:
-        """Say once what was delivered and is others' now.
-
-        Raises:
-            CommitRefusedError: there is some.
-        """
+        """Say once what was delivered and is others' now. CommitRefusedError if there is some."""
         self._ledger.settle()
         if self._ledger.refused:
             error = CommitRefusedError(self._take_part().with_owners(self._ledger.refused))
@@ -203,9 +196,7 @@ class LeasedSource(RangeSource):
     def check_advance(self, *, finished: bool) -> None:
         """Check that the epoch is over.
 
-        Raises:
-            ConfigError: it is not.
-            CommitRefusedError: commits are explicit, and some were refused of which nobody was told.
+        ConfigError if it is not. CommitRefusedError if commits are explicit, and some were refused of which nobody was told.
         """
         self._check_process()
         if self._config.commit == "explicit":

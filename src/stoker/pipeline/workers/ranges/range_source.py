@@ -106,10 +106,7 @@ class RangeSource(ABC):
     :class:`~stoker.pipeline.workers.worker_reader.WorkerReader` reads and delivers them. A source numbers its samples as it
     likes, rising from 0 in each epoch; the reader keeps the number of the next one to be delivered and hands it in.
 
-    Args:
-        sample_source: where samples come from.
-        sample_order: which sample comes when.
-        config: the worker's settings.
+    ``sample_source``: where samples come from. ``sample_order``: which sample comes when. ``config``: the worker's settings.
 
     Attributes:
         kind: kind of its checkpoints.
@@ -140,9 +137,8 @@ class RangeSource(ABC):
         Called in the consumer's thread; the iterator is used in the reading thread. It must not refer to the source, or a
         forgotten loader would not end its thread.
 
-        Args:
-            at: number of the first sample that was not delivered, as :meth:`reopen` gave it.
-            closing: set when no more is wanted.
+        ``at``: number of the first sample that was not delivered, as :meth:`reopen` gave it. ``closing``: set when no more is
+        wanted.
         """
 
     @abstractmethod
@@ -157,8 +153,7 @@ class RangeSource(ABC):
     def restore(self, request: RestoreRequest) -> int:
         """Go to where a checkpoint was taken; returns the number of the next sample.
 
-        Raises:
-            StateError: it is of another dataset, order or settings; says what differs.
+        StateError if it is of another dataset, order or settings; says what differs.
         """
 
     def step_samples(
@@ -171,8 +166,7 @@ class RangeSource(ABC):
     ) -> Ids:
         """The ids of the samples in a step; see :meth:`stoker.StreamingShardLoader.ids_of`.
 
-        Raises:
-            ConfigError: it is not settled before it is delivered; or there is no such step, rank or epoch.
+        ConfigError if it is not settled before it is delivered; or there is no such step, rank or epoch.
         """
         raise ConfigError(
             "ids_of: of leased work it is settled on the way which worker gets which samples, and a replay follows its "

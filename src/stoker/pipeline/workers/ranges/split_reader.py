@@ -26,9 +26,8 @@ class SplitReader:
         replicate: begins to fetch shards for others, while splits are read; ``None``: this worker keeps none for others.
         closing: set when no more is wanted.
 
-    Attributes:
-        failed: the split that could not be read, if reading ended with an error.
-        starved_since: since when it waits for a split, by the monotonic clock; 0 if it does not.
+    ``failed``: the split that could not be read, if reading ended with an error. ``starved_since``: since when it waits for a
+    split, by the monotonic clock; 0 if it does not.
     """
 
     def __init__(
