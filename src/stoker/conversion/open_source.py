@@ -86,7 +86,10 @@ def detect(source: Url | Sequence[Url], format: str | None, options: StorageOpti
         if single and store is not None and name != FILES and name not in SUFFIXES and store.exists(INDEX_NAME):
             return DetectedSource(INDEX, source)
         return DetectedSource(_as_they_are(name), source)
-    return DetectedSource(_by_names(source, options), source)
+    files = find_out(source, options)  # by the names of files
+    if files.kind == "shards":
+        raise ConfigError(f"{source} holds shards without an index.json: rebuild it with `stoker index {source}`")
+    return DetectedSource(_as_they_are(files.format or INDEX), source)
 
 
 def _directory(source: Url, options: StorageOptions | None) -> Store | None:
@@ -110,14 +113,6 @@ def _hugging_face(store: Store, source: Url) -> DetectedSource | None:
     if not names:
         raise ConfigError(f"{store.url} is a dataset without any file: there is nothing to convert")
     return DetectedSource(HUGGING_FACE, [join_url(source, name) for name in names])
-
-
-def _by_names(source: Url | Sequence[Url], options: StorageOptions | None) -> str:
-    """Detect the source by the names of its files."""
-    found = find_out(source, options)
-    if found.kind == "shards":
-        raise ConfigError(f"{source} holds shards without an index.json: rebuild it with `stoker index {source}`")
-    return _as_they_are(found.format or INDEX)
 
 
 def _as_they_are(name: str) -> str:

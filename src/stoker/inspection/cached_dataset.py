@@ -58,9 +58,15 @@ def verify_cache(
     groups: dict[tuple[str, ...], _Group] = {}
     for number, (info, first) in enumerate(zip(index.shards, first_samples(index.shards), strict=True)):
         groups.setdefault(tuple(file.basename for file in info.raw), []).append((number, first, info))
-    held = [group for group in groups.values() if _uses_memory(root, group[0][2])]
+    held = [
+        group
+        for group in groups.values()
+        if any((root / file.basename).exists() for file in group[0][2].raw + group[0][2].zip)
+    ]
     plan = CheckPlan(name, [Task(_size(root, group[0][2]), partial(_check, checker, root, group)) for group in held])
-    plan.strange = _strange(root, set(index.file_sizes()))
+    known = {*index.file_sizes(), INDEX_NAME}
+    names = (item.key for item in open_store(root).list())
+    plan.strange = sorted(name for name in names if name not in known and PRIVATE not in name.split("/"))
     plan.notes.append(f"{sum(map(len, held))} of {len(index)} shards are in the cache; only these are checked")
     report = check(plan, checker)
     if not repair or report.ok:
@@ -132,18 +138,8 @@ def _repaired(
     return replace(report, problems=tuple(left), repaired=tuple(done))
 
 
-def _uses_memory(root: Path, info: ShardInfo) -> bool:
-    return any((root / file.basename).exists() for file in (*info.raw, *info.zip))
-
-
 def _size(root: Path, info: ShardInfo) -> int:
     return sum(file.bytes for file in (*info.raw, *info.zip) if (root / file.basename).exists())
-
-
-def _strange(root: Path, known: set[str]) -> list[str]:
-    """Files of the cache that are none of the dataset's."""
-    names = (item.key for item in open_store(root).list())
-    return sorted(name for name in names if name not in known and name != INDEX_NAME and PRIVATE not in name.split("/"))
 
 
 def fetch_again(

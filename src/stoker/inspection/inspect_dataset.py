@@ -13,7 +13,7 @@ from stoker.cache.base import CacheSettings
 from stoker.catalog.detect import detect
 from stoker.catalog.open_format import refuse_options
 from stoker.catalog.tables.lance import find_lance, open_lance
-from stoker.catalog.tables.marks import TABLE_FORMATS, TableSnapshot
+from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.tables.open_table import find_version
 from stoker.catalog.unindexed.files_location import dataset_url, source_of
 from stoker.catalog.unindexed.find_files import as_file
@@ -101,7 +101,10 @@ def inspect(
         if table is None:
             return inspect_unindexed(source, files, name, settings, samples, count=count)
         facts = inspect_unindexed(source, files, "parquet", settings, samples, count=count)
-        return _of_table(facts, table, name, text)
+        read = {column.name: column for column in facts.columns}
+        columns = tuple(read.get(column) or ColumnFacts(column, "told by the log", None) for column in table.columns)
+        notes = (f"this is {table.version}", *facts.notes)
+        return replace(facts, url=text, format=name, columns=columns, notes=notes)
 
 
 def _of_lance(url: str, settings: Mapping[str, Any], options: StorageOptions | None, samples: int) -> DatasetFacts:
@@ -133,13 +136,6 @@ def _of_lance(url: str, settings: Mapping[str, Any], options: StorageOptions | N
         notes=(f"this is version {facts.version} of the Lance table", *left_out, *notes),
         preview=tuple(preview),
     )
-
-
-def _of_table(facts: DatasetFacts, table: TableSnapshot, name: str, url: str) -> DatasetFacts:
-    """The facts of a table that its files and its log tell."""
-    read = {column.name: column for column in facts.columns}
-    columns = tuple(read.get(column) or ColumnFacts(column, "told by the log", None) for column in table.columns)
-    return replace(facts, url=url, format=name, columns=columns, notes=(f"this is {table.version}", *facts.notes))
 
 
 def _indexed(store: Store, index: Index, files: FileReader, samples: int) -> DatasetFacts:

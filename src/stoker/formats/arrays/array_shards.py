@@ -45,7 +45,8 @@ class ArrayShard(PackedShard):
         self._shelf = Shelf()
         self._arrays = arrays
         kinds: Mapping[str, str] = info.spec.get("columns") or {}
-        self.varying = frozenset(name for name, kind in kinds.items() if _shape_of(kind) is None)
+        told = {name: _parsed(kind) for name, kind in kinds.items()}
+        self.varying = frozenset(name for name, word in told.items() if word["array"] and word["shape"] is None)
         for name in self.columns:
             array = arrays.get(name)
             if array is not None:
@@ -286,12 +287,6 @@ def _common(one: str, two: str) -> str | None:
         return max(one, two, key=lambda kind: int(kind[len(texts[0]["kind"]) :]))  # type: ignore[index]
     dtypes = [_parsed(kind)["dtype"] for kind in (one, two)]
     return f"ndarray:{dtypes[0]}" if dtypes[0] == dtypes[1] else None
-
-
-def _shape_of(kind: str) -> str | None:
-    """The shape that a word tells; empty for plain values, ``None`` where it is left open."""
-    found = _parsed(kind)
-    return found["shape"] if found["array"] else ""
 
 
 @lru_cache(maxsize=1024)

@@ -230,7 +230,9 @@ def iterate_many(
                 _fixed_items(shards, which, rows, layout.encodings[k], name, base + begins[k], size)
             )
         else:
-            values[name] = _variable_items(shards, which, rows, layout.encodings[k], name, begins[k], lengths[k])
+            encoding = layout.encodings[k]
+            slices = _slices(shards, which, begins[k], lengths[k], encoding)
+            values[name] = slices if encoding.verbatim else _decoded(shards, which, rows, encoding, name, slices)
     return values
 
 
@@ -246,13 +248,6 @@ def _fixed_items(
         except DECODE_ERRORS as error:
             raise _blame(shards, which[chunk], rows[chunk], encoding, raw, name, error) from error
         yield items
-
-
-def _variable_items(
-    shards: Sequence[MDSShard], which: Ids, rows: Ids, encoding: Encoding, name: str, first: Ids, length: Ids
-) -> Iterable[Any]:
-    slices = _slices(shards, which, first, length, encoding)
-    return slices if encoding.verbatim else _decoded(shards, which, rows, encoding, name, slices)
 
 
 def _decoded(

@@ -344,7 +344,8 @@ def _unpack_runs(data: memoryview, count: int, width: int) -> Array:
     flat = np.frombuffer(data, dtype=np.uint8)
     packed = runs.packed
     groups = -(-runs.counts[packed] // 8)
-    unpacked = _unpack_groups(_bodies(flat, runs.bodies[packed], groups * width), int(groups.sum()), width)
+    spans = zip(runs.bodies[packed].tolist(), (groups * width).tolist(), strict=True)
+    unpacked = _unpack_groups([flat[start : start + size] for start, size in spans], int(groups.sum()), width)
     if packed.all():
         return unpacked[:count]
     out = np.empty(count, dtype=unpacked.dtype)
@@ -359,11 +360,6 @@ def _unpack_runs(data: memoryview, count: int, width: int) -> Array:
         raise OtherPagesError("a run's value is too large")
     out[~is_packed] = np.repeat(values, runs.counts[plain]).astype(out.dtype)
     return out
-
-
-def _bodies(flat: Array, starts: Ids, sizes: Ids) -> Sequence[Array]:
-    """Bytes of bodies."""
-    return [flat[start : start + size] for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
 
 
 def _kind(width: int) -> np.dtype[Any]:

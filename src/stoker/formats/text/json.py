@@ -248,7 +248,7 @@ def _infer(lines: Sequence[bytes], where: str) -> dict[str, str]:
     bad: list[str] = []
     for number, line in enumerate(lines):
         try:
-            sample = json.loads(line, parse_float=_any_float)
+            sample = json.loads(line, parse_float=lambda _: 0.0)  # only that it is a float matters, however large
         except (ValueError, RecursionError) as error:
             sample, told = None, f"sample {number} is not JSON: {str(error)[:200]}"
         else:
@@ -269,11 +269,6 @@ def _infer(lines: Sequence[bytes], where: str) -> dict[str, str]:
             'format_options={"columns": {...}} only these samples are bad'
         )
     return {name: _wider(found | ({None} if counts[name] < good else set())) for name, found in kinds.items()}
-
-
-def _any_float(_: str) -> float:
-    """Read every fraction as 0.0: the first lines only tell that a value is a float, also where it is too large for one."""
-    return 0.0
 
 
 def _kind(value: Any) -> str:

@@ -175,7 +175,7 @@ class MegatronSource(_Mapped):
         self._open()
         files, firsts, stops, rows, tokens = [], [], [], [], []
         for number, file in enumerate(self._files):
-            lengths = _document_lengths(file)
+            lengths: Ids = np.diff(offsets_of(file.lengths)[file.borders])
             borders = _cut(lengths, _GROUP_TOKENS)
             files.append(np.full(borders.size - 1, number, dtype=np.int64))
             firsts.append(borders[:-1])
@@ -238,11 +238,6 @@ class RawSource(_Mapped):
         file.check()
         offsets = np.append(np.arange(0, count, self._row, dtype=np.int64), count)
         yield Ragged(file.tokens[first : first + count], offsets, where=file.path, rows=first // self._row)
-
-
-def _document_lengths(file: MegatronFile) -> Ids:
-    lengths: Ids = np.diff(offsets_of(file.lengths)[file.borders])
-    return lengths
 
 
 def _cut(lengths: Ids, least: int) -> Ids:
