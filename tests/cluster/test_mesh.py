@@ -114,7 +114,7 @@ def test_a_sub_mesh_serves_the_ranks_that_it_has() -> None:
     ("make", "message"),
     [
         (lambda: Mesh({}), "at least one dimension"),
-        (lambda: Mesh({"dp": 0}), "'dp' must have a size of at least 1, got 0"),
+        (lambda: Mesh({"dp": 0}), r"'dp'\] must be at least 1, got 0"),
         (lambda: Mesh({"dp": True}), r"'dp'\] must be an integer, got True"),
         (lambda: Mesh({"fsdp": 4}), r"data=\['dp'\] must name dimensions .* it has fsdp"),
         (lambda: Mesh({"dp": 4}, []), "must name dimensions"),

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["called_from", "callers", "in_other_thread", "module_of"]
-
 
 def called_from(package: str, function: str | None = None) -> bool:
     """Whether a function of this package, or the one of this name, is on this thread's stack."""

@@ -19,8 +19,6 @@ from stoker.cluster.outer_division import OuterDivision
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 
-__all__ = ["NamedEpoch", "named_epoch"]
-
 _DATASETS: Final = "datasets.iterable_dataset"
 _BUILDER: Final = "datasets.builder"
 _ACCELERATE: Final = "accelerate.data_loader"

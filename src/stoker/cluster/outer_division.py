@@ -22,16 +22,6 @@ from stoker.cluster.call_stack import callers, in_other_thread, module_of
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 
-__all__ = [
-    "REMEDY",
-    "OuterDivision",
-    "may_divide",
-    "may_read_ahead",
-    "outer_division",
-    "skipped_batches",
-    "wrappers_imported",
-]
-
 REMEDY: Final = (
     "let each rank read its own part: accelerate.data_loader.prepare_data_loader(loader, accelerator.device, "
     "num_processes=1, process_index=0, put_on_device=True, dispatch_batches=False) instead of accelerator.prepare(loader)"

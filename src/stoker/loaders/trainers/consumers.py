@@ -13,16 +13,6 @@ from typing import Any, Final
 
 from stoker.errors import ConfigError
 
-__all__ = [
-    "check_divides_by_id",
-    "check_sampling",
-    "ended_by_composer",
-    "fetches_by_id",
-    "looks_only",
-    "nothing_left_for_composer",
-    "reads_ahead",
-]
-
 _LIGHTNING: Final = ("lightning.pytorch.", "pytorch_lightning.")
 # Modules of torch that take numbers from 0 to the length for ids, but for one class.
 _BY_ID: Final = ("torch.utils.data.dataset", "torch.utils.data.distributed", "torch.utils.data.sampler")

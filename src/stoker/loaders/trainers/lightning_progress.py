@@ -17,8 +17,6 @@ from typing import Any
 
 from stoker.errors import StateError
 
-__all__ = ["follow_lightning", "load_for_lightning", "refuse_ended", "saved_by_lightning"]
-
 logger = logging.getLogger(__name__)
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
