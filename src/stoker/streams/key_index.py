@@ -154,8 +154,7 @@ class KeyIndex:
         path: the file that is kept.
         nbytes: its size.
 
-    Raises:
-        ConfigError: two samples have the same key: names both; or values are no keys.
+    ConfigError if two samples have the same key: names both; or values are no keys.
     """
 
     def __init__(self, locations: Sequence[DatasetLocation], column: str, options: ReadOptions = ReadOptions()) -> None:

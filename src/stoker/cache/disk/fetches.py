@@ -50,10 +50,7 @@ class Fetches(ShardCache):
     evicted. ``known``: basename to size of every file of the dataset, for eviction; called only where there is a limit.
     ``directory``: makes and holds the root; ``None`` where there is no store.
 
-    ``files``: the files below the root.
-
-    Raises:
-        ConfigError: there is a limit, and no store: shards are read where they lie.
+    ``files``: the files below the root. ConfigError if there is a limit, and no store: shards are read where they lie.
     """
 
     def __init__(

@@ -45,14 +45,8 @@ def looks_only() -> bool:
 def check_sampling(dataset: object, *, shuffle: bool) -> None:
     """See that a ``Trainer`` of transformers which asks for the length of its training set has no sampler for it.
 
-    Trainer uses no sampler with an ``IterableDataset``, and says so at the level of ``INFO`` alone.
-
-    Args:
-        dataset: whose length is asked for.
-        shuffle: whether its samples are shuffled.
-
-    Raises:
-        ConfigError: it has one, which it would leave out.
+    Trainer uses no sampler with an ``IterableDataset``, and says so at the level of ``INFO`` alone. ConfigError if it has
+    one, which it would leave out. ``dataset``: whose length is asked for. ``shuffle``: whether its samples are shuffled.
     """
     trainer: Any = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
     frame: FrameType | None = None if trainer is None else sys._getframe(2)
@@ -82,14 +76,8 @@ def check_sampling(dataset: object, *, shuffle: bool) -> None:
 def check_divides_by_id(length: int, size: int) -> None:
     """See that torch does not ask for a length to divide samples by their ids, where that is not the number of all samples.
 
-    So do ``random_split``, ``DistributedSampler`` and other samplers.
-
-    Args:
-        length: samples that this rank gets in an epoch.
-        size: all samples of the dataset.
-
-    Raises:
-        ConfigError: it does: the ids from ``length`` on would never come.
+    So do ``random_split``, ``DistributedSampler`` and other samplers. ConfigError if it does: the ids from ``length`` on
+    would never come. ``length``: samples that this rank gets in an epoch. ``size``: all samples of the dataset.
     """
     frame = sys._getframe(2)
     if length == size or _name(frame) not in _BY_ID or frame.f_code.co_qualname.startswith(_CHAIN):

@@ -55,16 +55,10 @@ def load_for_lightning(loader: object) -> None:
 def follow_lightning(loader: object, steps: Callable[[], tuple[int, int]]) -> bool:
     """Correct the progress of a Lightning trainer that is resuming and has ``loader`` load its state now, if one is.
 
-    Args:
-        loader: has loaded its state.
-        steps: gives the batches of a whole epoch in this world, 0 where that is not known, and those that are left of the
-            one that comes next: equally many at its beginning.
-
-    Returns:
-        Whether Lightning's next iteration is the rest of an epoch of which only the end is to be told: it must be empty.
-
-    Raises:
-        StateError: the trainer reads several loaders at a time, whose batches it counts together.
+    StateError if the trainer reads several loaders at a time, whose batches it counts together. ``loader``: has loaded its
+    state. ``steps``: gives the batches of a whole epoch in this world, 0 where that is not known, and those that are left of
+    the one that comes next: equally many at its beginning. Gives whether Lightning's next iteration is the rest of an epoch
+    of which only the end is to be told: it must be empty.
     """
     found = _training_of(loader)
     if found is None:
@@ -112,8 +106,7 @@ def _go_on_in_epoch(fit_loop: Any) -> None:
 def _set_batches(count: Any, whole: int, done: int, loaders: int) -> None:
     """Set Lightning's count of the batches that were done of an epoch.
 
-    Raises:
-        StateError: it counts those of several loaders together.
+    StateError if it counts those of several loaders together.
     """
     if not whole or count.processed == done or (loaders > 1 and (count.processed - done) % whole == 0):
         return  # of several loaders, one that is shorter begins again
@@ -138,11 +131,8 @@ def _set_batches(count: Any, whole: int, done: int, loaders: int) -> None:
 def refuse_ended(loader: object) -> None:
     """Refuse to resume a loader that had ended, next to a longer one: Lightning would begin its next epoch.
 
-    Args:
-        loader: has loaded a state of an epoch's beginning.
-
-    Raises:
-        StateError: a trainer is resuming in the middle of its epoch, with ``CombinedLoader(mode="max_size")``.
+    StateError if a trainer is resuming in the middle of its epoch, with ``CombinedLoader(mode="max_size")``. ``loader``: has
+    loaded a state of an epoch's beginning.
     """
     found = _training_of(loader)
     if found is None or getattr(found[1], "_mode", None) != "max_size" or len(found[1].flattened) < 2:

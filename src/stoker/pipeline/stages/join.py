@@ -42,11 +42,7 @@ class Join(SamplesStage):
         self._checked = False
 
     def apply(self, chunk: Chunk) -> Chunk:
-        """See the base class.
-
-        Raises:
-            ConfigError: two columns have one name, or keys are of different types.
-        """
+        """See the base class. ConfigError if two columns have one name, or keys are of different types."""
         if not isinstance(chunk.values, dict):
             # Columns of a join that comes first have names of their own, and samples are dicts that nobody else has.
             if self._number is not None and set(map(type, chunk.values)) == {dict}:
@@ -160,8 +156,7 @@ class Join(SamplesStage):
     def _check_keys(self) -> None:
         """Check, when a key is missing, that the first sample has the key that is stored: the join looks keys up there.
 
-        Raises:
-            ConfigError: it has another, as a function of the other dataset changes keys.
+        ConfigError if it has another, as a function of the other dataset changes keys.
         """
         step, reader = self._step, self._reader
         if self._checked or reader.pairs is not None or not step.on[0] or not reader.other.samples:
@@ -224,9 +219,7 @@ class LeaveOutUnmatched(ChunkStage):
 class Layout(ChunkStage):
     """Gives columns their names, and drops those that only a join needed.
 
-    Args:
-        names: pairs of name and the name before.
-        before: all names before, in the order that samples have them.
+    ``names``: pairs of name and the name before. ``before``: all names before, in the order that samples have them.
     """
 
     def __init__(self, names: Sequence[tuple[str, str]], before: Sequence[str]) -> None:

@@ -94,12 +94,8 @@ _FORMS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
 def _read(state: Mapping[str, Any], *needs: str) -> dict[str, Any]:
     """A state in plain text, of which every entry has its form. One of mosaicml-streaming has no version.
 
-    Args:
-        state: as the user gave it.
-        needs: entries that it must have. Default: what every state with a version has.
-
-    Raises:
-        StateError: it is no state, or a later version's, or damaged.
+    StateError if it is no state, or a later version's, or damaged. ``state``: as the user gave it. ``needs``: entries that it
+    must have. Default: what every state with a version has.
     """
     if not isinstance(state, Mapping):
         raise StateError(f"a state is a dict, got {type(state).__name__}")
@@ -238,11 +234,8 @@ def _position(saved: Mapping[str, Any], sample_order: SampleOrder) -> EpochPosit
 def read_worker_part(state: Mapping[str, Any], worker: LoaderWorker, data_rank: DataRank) -> tuple[int, int] | None:
     """The part of an epoch that a DataLoader worker has delivered, in the worker's own state (torchdata's loaders save it).
 
-    Returns:
-        Whole batches, and samples of one more; ``None`` where the state is not that of a worker.
-
-    Raises:
-        StateError: it is of another worker, or was taken inside an epoch of another world.
+    StateError if it is of another worker, or was taken inside an epoch of another world. Gives whole batches, and samples of
+    one more; ``None`` where the state is not that of a worker.
     """
     found = _read(state).get("worker")
     if found is None:
@@ -321,8 +314,7 @@ def _changes_counts(step: str) -> bool:
 def check_same_order(state: Mapping[str, Any], sample_order: SampleOrder, what: str) -> None:
     """Check what a state says of streams and order, as :meth:`SampleOrder.as_dict` gave it, against those at hand.
 
-    Raises:
-        StateError: they differ; says in what.
+    StateError if they differ; says in what.
     """
     theirs, ours = _read(state, "order", "streams"), sample_order.as_dict()
     ours = {**ours, "streams": {n: cut_alike(s, theirs["streams"].get(n, {})) for n, s in ours["streams"].items()}}
@@ -373,11 +365,8 @@ def _samples_before(saved: Mapping[str, Any], origin: RunOrigin, size: int) -> i
 def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[EpochPosition, SampleOrder]:
     """Go on with other streams where a state was taken.
 
-    Returns:
-        The position, and a sample order in which each stream continues after the samples that the state's run delivered.
-
-    Raises:
-        StateError: more than the streams and their weights differs.
+    StateError if more than the streams and their weights differs. Gives the position, and a sample order in which each stream
+    continues after the samples that the state's run delivered.
     """
     saved, ours = _read(state), sample_order.as_dict()
     if "version" not in saved:
@@ -459,9 +448,8 @@ def _continued(
 ) -> tuple[dict[str, dict[str, Any]], list[str], list[dict[str, Any]]]:
     """Tells the streams that a state knows apart by whether they continue here.
 
-    Returns:
-        The entries of those that continue here, by name; names of those to which files were appended; and the entries of
-        those that are left out, from which they continue when they come back.
+    Gives the entries of those that continue here, by name; names of those to which files were appended; and the entries of
+    those that are left out, from which they continue when they come back.
     """
     here, numbers = _names_here(saved, ours), twin_numbers(_fingerprints(saved), origin.twins)
     known = [(str(one["name"]), dict(one)) for one in origin.away]
@@ -599,11 +587,8 @@ def _before(
 ) -> Mapping[str, Any] | None:
     """The description of a stream before files were appended to it, if a state has that one.
 
-    Args:
-        sample_order: the order at hand.
-        name: of the stream there.
-        ours: its description there.
-        theirs: that in the state.
+    ``sample_order``: the order at hand. ``name``: of the stream there. ``ours``: its description there. ``theirs``: that in
+    the state.
     """
     if not isinstance(sample_order, StreamHistory) or not _has_more(ours, theirs):
         return None

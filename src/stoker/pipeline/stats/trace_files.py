@@ -97,10 +97,7 @@ class TraceFacts:
 def read_recorded(folder: Path, rank: int, origin: int) -> list[TracedProcess]:
     """Read what a recorder and its copies in children have written until now.
 
-    Args:
-        folder: of the recorder.
-        rank: of this process.
-        origin: the monotonic clock's ns at the begin of the trace.
+    ``folder``: of the recorder. ``rank``: of this process. ``origin``: the monotonic clock's ns at the begin of the trace.
     """
     found = []
     # A process has notes and no spans where all that it did was too short for one.
@@ -134,8 +131,7 @@ def read_recorded(folder: Path, rank: int, origin: int) -> list[TracedProcess]:
 def nest(spans: NDArray[Any]) -> None:
     """See that spans of a thread lie apart or in each other, in place: what a sum of short samples overlaps cuts it.
 
-    Args:
-        spans: dtype :data:`SPAN`, by begin and, of those alike, the longer first.
+    ``spans``: dtype :data:`SPAN`, by begin and, of those alike, the longer first.
     """
     around: dict[int, list[tuple[int, int]]] = {}  # of each thread, ends and numbers of the spans that are open
     cut: dict[int, int] = {}
@@ -219,11 +215,7 @@ def _events(process: TracedProcess) -> Iterator[dict[str, Any]]:
 
 
 def read_trace(path: Path) -> tuple[list[TracedProcess], TraceFacts]:
-    """A trace that :func:`write_trace` wrote.
-
-    Raises:
-        ConfigError: there is none, or it is no trace of stoker.
-    """
+    """A trace that :func:`write_trace` wrote. ConfigError if there is none, or it is no trace of stoker."""
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
             read = json.load(file)

@@ -43,10 +43,8 @@ class _CurrentPlan:
 class PlannedSource(RangeSource):
     """One rank's parts of an epoch's global batches, numbered by the positions of the whole batches.
 
-    Args:
-        sample_source: where samples come from.
-        sample_order: see :func:`~stoker.pipeline.workers.adaptive.planned_order`.
-        config: the worker's settings; it has a ``global_batch_size``.
+    ``sample_source``: where samples come from. ``sample_order``: see :func:`~stoker.pipeline.workers.adaptive.planned_order`.
+    ``config``: the worker's settings; it has a ``global_batch_size``.
     """
 
     kind = "planned"
@@ -145,8 +143,7 @@ class PlannedSource(RangeSource):
     def change(self, at: int, weights: Sequence[int], ranks: Sequence[int] | None) -> int:
         """Divide global batches anew, from the horizon on; returns the position from which.
 
-        Raises:
-            ConfigError: the ranks or weights make no sense, or nothing of the epoch is left beyond the horizon.
+        ConfigError if the ranks or weights make no sense, or nothing of the epoch is left beyond the horizon.
         """
         chosen = tuple(range(self._config.world_size)) if ranks is None else tuple(ranks)
         _check_step_sizes(self._step, chosen, weights, self._config.world_size)
@@ -170,8 +167,7 @@ class PlannedSource(RangeSource):
     def progress(self, at: int, *, finished: bool) -> WorkerProgress:
         """The position from which all ranks resume after the delivered steps, and the plan.
 
-        Raises:
-            StateError: this rank has ended, as it was left out of the plan, and others continue.
+        StateError if this rank has ended, as it was left out of the plan, and others continue.
         """
         plan = self.plan(at)
         if finished and at < plan.end:
