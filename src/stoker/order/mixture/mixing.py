@@ -85,7 +85,6 @@ class Mixing:
 
     __slots__ = (
         "_domain",
-        "_first_stream",
         "_interleave",
         "_key",
         "_nodes",
@@ -118,9 +117,13 @@ class Mixing:
         first_stream: int = 0,
     ) -> None:
         at_least(1, unit=unit)  # as a damaged state may have less
-        self._interleave = _interleave(np.asarray(counts))
-        self.counts: Ids = self._interleave.counts
-        self.total = self._interleave.total
+        self.counts: Ids = np.array(counts, dtype=np.int64)
+        self.total = sum(self.counts.tolist())
+        some = np.flatnonzero(self.counts)
+        # Of one stream there is nothing to lay out.
+        self._only = int(some[0]) if some.size == 1 and int(self.counts[some[0]]) > 0 else None
+        if self._only is None:
+            self._interleave = _interleave(np.asarray(counts))
         # A state may have numbers that no array holds.
         longest = max(
             map(sum, zip(self.counts.tolist(), map(int, () if begun is None else begun), strict=False)), default=0
@@ -137,10 +140,11 @@ class Mixing:
         self._nodes = nodes
         self._unit = unit // nodes if shared else unit
         self._window = window
-        self._domain = _window_domain(max(1, window))
         self._key = key
-        self._first_stream = first_stream
-        self._lay_out(unit_counts)
+        streams = first_stream + np.arange(self.counts.size, dtype=np.int64)
+        self._starts = (streams << NUMBER_BITS) | self.begun
+        if self._only is None:
+            self._lay_out(unit_counts)
 
     def codes(self, index: Ids) -> Ids:
         """Code of the sample at each position; int64, shape ``(k,)``. ``index`` is in ``[0, total)``."""
@@ -166,31 +170,30 @@ class Mixing:
 
         ``index``: int64, shape ``(k,)``, in ``[0, total]``. Gives int64 of shape ``(k, streams)``.
         """
+        if self._only is not None:
+            before: Ids = np.zeros((index.size, self.counts.size), dtype=np.int64)
+            before[:, self._only] = index
+            return self.begun + before
         return self.begun + self._interleave.counts_before(index)
 
     def taken(self, index: int) -> tuple[Ids, Ids]:
         """The samples of the first ``index`` positions: all of each stream before a number, shape ``(streams,)``; and codes,
         in addition, of less than a window of each node."""
+        if self._only is not None:
+            return self.reached(np.array([index]))[0], np.zeros(0, dtype=np.int64)
         across, main = self._nodes * self._unit, self._order.total * self._nodes * self._unit
         whole = min(index, main)
         if whole < main:
             whole -= whole % (across * max(1, self._window))
-        if self._only is not None:
-            before: Ids = np.zeros_like(self.counts)
-            before[self._only] = whole = index
-        else:
-            units = np.array([whole // max(1, across)], dtype=np.int64)
-            before = self._order.counts_before(units)[0] * across
+        units = np.array([whole // max(1, across)], dtype=np.int64)
+        before = self._order.counts_before(units)[0] * across
         return self.begun + before, self.codes(np.arange(whole, index, dtype=np.int64))
 
     def _lay_out(self, unit_counts: Sequence[int] | NDArray[np.integer] | None) -> None:
         across = self._nodes * self._unit
         units = self.counts // across if unit_counts is None else np.asarray(unit_counts, dtype=np.int64)
         self._order = _interleave(units)
-        streams = self._first_stream + np.arange(self.counts.size, dtype=np.int64)
-        self._starts = (streams << NUMBER_BITS) | self.begun
-        some = np.flatnonzero(self.counts)
-        self._only = int(some[0]) if some.size == 1 else None
+        self._domain = _window_domain(max(1, self._window))
         rest = self.counts - units * across
         self._rest_ends = np.cumsum(rest)
         # The code after the units of stream s, minus the index of its remainder among all remainders.
@@ -282,11 +285,11 @@ class EpochMixture:
     position of the mixing that is, of each. ``mixings``: the mixings.
     """
 
-    __slots__ = ("_firsts", "_offsets", "mixings")
+    __slots__ = ("_firsts", "_shifts", "mixings")
 
     def __init__(self, firsts: Sequence[int], offsets: Sequence[int], mixings: Sequence[Mixing]) -> None:
         self._firsts: Ids = np.array(firsts, dtype=np.int64)
-        self._offsets: Ids = np.array(offsets, dtype=np.int64)
+        self._shifts: Ids = np.array(offsets, dtype=np.int64) - self._firsts
         self.mixings = tuple(mixings)
 
     def numbers(self, positions: Ids) -> Ids:
@@ -300,12 +303,12 @@ class EpochMixture:
             return np.zeros(0, dtype=np.int64)
         first, last = map(int, self.numbers(np.array([positions.min(), positions.max()])))
         if first == last:
-            return self.mixings[first].codes(self._inside(positions, first))
+            return self.mixings[first].codes(positions + self._shifts[first])
         codes = np.empty_like(positions)
         numbers = self.numbers(positions)
         for number in range(first, last + 1):
             here = numbers == number
-            codes[here] = self.mixings[number].codes(self._inside(positions[here], number))
+            codes[here] = self.mixings[number].codes(positions[here] + self._shifts[number])
         return codes
 
     def reached(self, positions: Ids) -> Ids:
@@ -314,19 +317,15 @@ class EpochMixture:
         numbers = self.numbers(positions)
         for number in np.unique(numbers).tolist():
             here = np.flatnonzero(numbers == number)
-            reached[here] = self.mixings[number].reached(self._inside(positions[here], number))
+            reached[here] = self.mixings[number].reached(positions[here] + self._shifts[number])
         return reached
 
     def taken(self, position: int) -> tuple[Ids, Ids]:
         """The samples of the run before a position of the epoch; see :meth:`Mixing.taken`."""
         number = int(self.numbers(np.array([position]))[0])
-        return self.mixings[number].taken(int(self._inside(np.array([position]), number)[0]))
+        return self.mixings[number].taken(position + int(self._shifts[number]))
 
     def counts(self, positions: Ids) -> Ids:
         """Samples of each stream in the whole mixing that has each position; int64, shape ``(k, streams)``."""
         counts: Ids = np.stack([mixing.counts for mixing in self.mixings])[self.numbers(positions)]
         return counts
-
-    def _inside(self, positions: Ids, number: int) -> Ids:
-        shift = int(self._offsets[number] - self._firsts[number])
-        return positions + shift if shift else positions
