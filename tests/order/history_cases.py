@@ -102,7 +102,7 @@ class History:
         if self.incumbent is None:
             return NativeOrder(self.sources, self.settings)
         assert self.mixture is not None
-        return MosaicmlOrder(self.mixture, [(s.name, s.about) for s in self.sources], self.incumbent)
+        return MosaicmlOrder(self.mixture, [(s.name, s.about()) for s in self.sources], self.incumbent)
 
 
 def make_history(number: int) -> History:
@@ -130,7 +130,7 @@ def make_history(number: int) -> History:
                 [PLAIN, StreamWeight(repeat=rng.choice([0.8, 1.7, 2])), StreamWeight(choose=rng.randint(8, 60))]
             )
         labels = np.arange(table.total) % (8 if partition.column == "user" else 3)
-        sources.append(StreamSource(f"s{stream}", table, selection, weight, {"fingerprint": f"f{stream}"}, labels))
+        sources.append(StreamSource(f"s{stream}", table, selection, weight, f"f{stream}", labels))
     if streams == 1 and kind == "all" and not partition.static and rng.random() < 0.3:
         partition = _ranges(rng, int(sources[0].selection.sizes.sum()))
     schedule = None

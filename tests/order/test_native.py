@@ -59,7 +59,7 @@ def source_of(
     table = ShardTable(np.array(sizes, dtype=np.int64))
     labels = np.random.default_rng(number).integers(0, 64, table.total)
     return StreamSource(
-        f"s{number}", table, selection_of(kind, table, number), weight, {"fingerprint": f"data {number}"}, labels
+        f"s{number}", table, selection_of(kind, table, number), weight, f"data {number}", labels
     )
 
 

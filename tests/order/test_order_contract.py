@@ -34,7 +34,7 @@ def source_of(number: int, weight: StreamWeight | None = None, split: bool = Fal
         table,
         Split(table, 0.1, 0.9, 3) if split else Everything(table),
         weight or StreamWeight(),
-        {"fingerprint": f"data {number}"},
+        f"data {number}",
         np.random.default_rng(number).integers(0, 40, table.total),
     )
 

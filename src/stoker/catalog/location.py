@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,16 +75,12 @@ class DatasetLocation:
     @property
     def about(self) -> dict[str, Any]:
         """The entries that identify the data in a state; see docs/resume.md."""
-        return _about(self.index, self.snapshot, self.origin, self.listed)
+        return self.identity.about()
 
     @property
-    def about_first(self) -> Callable[[int], list[dict[str, Any]]]:
-        """A function that takes a number of samples, and returns :attr:`about` for the first shards with that many.
-
-        The list has several entries if empty shards follow, and none if no shard ends there. Without hashes in the index,
-        the version is the current one. The function holds no reference to the cache, which would keep it locked.
-        """
-        return partial(_about_first, self.index, self.snapshot, self.origin, self.listed, self.where)
+    def identity(self) -> DataIdentity:
+        """All that identifies the data, which holds no reference to the cache: that would keep it locked."""
+        return DataIdentity(self.index, self.snapshot, self.origin, self.listed)
 
     def limited(self, limit: int | None) -> DatasetLocation:
         """The same location with another ``cache_limit``.
@@ -100,34 +95,43 @@ class DatasetLocation:
         return replace(self, cache=limited)
 
 
-def _about(index: Index, snapshot: str, origin: CacheOrigin | None, listed: str) -> dict[str, Any]:
-    about: dict[str, Any] = {"fingerprint": index.fingerprint}
-    if snapshot:
-        about["snapshot"] = snapshot
-    if content := index.content:
-        return about | {"content": content}
-    if origin is None:
-        return about
-    from stoker.storage.recorded_versions import describe_version
+@dataclass(frozen=True, slots=True)
+class DataIdentity:
+    """What identifies the data of a location in states; attributes are those of :class:`DatasetLocation`."""
 
-    return about | describe_version(origin.text, listed)
+    index: Index
+    snapshot: str
+    origin: CacheOrigin | None
+    listed: str
 
+    def about(self) -> dict[str, Any]:
+        """The entries of a state; see docs/resume.md."""
+        about: dict[str, Any] = {"fingerprint": self.index.fingerprint}
+        if self.snapshot:
+            about["snapshot"] = self.snapshot
+        if content := self.index.content:
+            return about | {"content": content}
+        if self.origin is None:
+            return about
+        from stoker.storage.recorded_versions import describe_version
 
-def _about_first(
-    index: Index, snapshot: str, origin: CacheOrigin | None, listed: str, where: str, samples: int
-) -> list[dict[str, Any]]:
-    from stoker.storage.recorded_versions import version_of_files
+        return about | describe_version(self.origin.text, self.listed)
 
-    starts = index.table.starts
-    low, high = int(np.searchsorted(starts, samples)), int(np.searchsorted(starts, samples, side="right"))
-    found = []
-    for count in range(max(1, low), min(high, len(index))):
-        first = Index(index.shards[:count], where=where)
-        parts = [file.part for shard in first.shards for file in shard.stored]
-        files = {part.key: (part.key, part.size, part.version) for part in parts if part is not None}
-        version = version_of_files(files.values()) if files and None not in parts else listed
-        found.append(_about(first, snapshot, origin, version))
-    return found
+    def about_first(self, samples: int) -> list[dict[str, Any]]:
+        """The same for the first shards that have so many samples: several if empty shards follow, none if no shard ends
+        there. Without hashes in the index, the version is the current one."""
+        from stoker.storage.recorded_versions import version_of_files
+
+        starts = self.index.table.starts
+        low, high = int(np.searchsorted(starts, samples)), int(np.searchsorted(starts, samples, side="right"))
+        found = []
+        for count in range(max(1, low), min(high, len(self.index))):
+            first = Index(self.index.shards[:count])
+            parts = [file.part for shard in first.shards for file in shard.stored]
+            files = {part.key: (part.key, part.size, part.version) for part in parts if part is not None}
+            listed = version_of_files(files.values()) if files and None not in parts else self.listed
+            found.append(replace(self, index=first, listed=listed).about())
+        return found
 
 
 @dataclass(frozen=True, slots=True)

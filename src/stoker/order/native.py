@@ -180,7 +180,7 @@ class NativeOrder:
     def as_dict(self) -> dict[str, Any]:
         """Everything that decides which sample comes when."""
         settings, chosen = self.settings, self.chosen
-        streams = {source.name: dict(source.about) for source in self.sources}
+        streams = {name: dict(about) for name, about in self._about.items()}
         order: dict[str, Any] = {
             "shuffle": settings.shuffle,
             "seed": settings.seed,
@@ -202,6 +202,10 @@ class NativeOrder:
             order["sampling_method"] = settings.sampling_method
             order["sampling_granularity"] = settings.sampling_granularity
         return {"streams": streams, "order": order}
+
+    @cached_property
+    def _about(self) -> dict[str, Mapping[str, Any]]:
+        return {source.name: source.about() for source in self.sources}
 
     @cached_property
     def _block_sizes(self) -> dict[str, int]:

@@ -29,10 +29,11 @@ class StreamSource:
         table: its shards' sizes.
         selection: which of its samples belong.
         weight: how much of it an epoch has.
-        about: what identifies its data in a state; ``fingerprint`` decides its order.
+        fingerprint: text that is another for other data, which decides its order.
         labels: a number for each sample of the table, where the partition needs a column.
         url: where its data is, for messages.
-        first: what identified the data of its first shards alone, where these have so many samples; one description, several
+        about: gives what identifies its data in a state.
+        first: gives what identified the data of its first shards alone, where these have so many samples; one description, several
             where shards without samples follow, or none.
     """
 
@@ -40,9 +41,10 @@ class StreamSource:
     table: ShardTable
     selection: Selection
     weight: StreamWeight = field(default_factory=StreamWeight)
-    about: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
     labels: NDArray[Any] | None = None
     url: str = ""
+    about: Callable[[], Mapping[str, Any]] = dict
     first: Callable[[int], Sequence[Mapping[str, Any]]] | None = None
 
     @classmethod

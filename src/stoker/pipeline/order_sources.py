@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stoker.catalog.location import DatasetLocation
+from stoker.catalog.location import DataIdentity, DatasetLocation
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.order.partition import Partition
@@ -56,13 +56,11 @@ def make_sources(
     first = 0
     for stream, name, location in zip(streams.streams, streams.names, streams.locations, strict=True):
         table = location.index.table
-        about: dict[str, Any] = {**location.about, "samples": table.total}
+        chosen: list[Subset] = []
         selection: Selection = Everything(table)
         if subsets or stream.subset is not None:
             chosen = [*stream.subsets, *(_of_stream(subset, first, first + table.total) for subset in subsets)]
             selection = _selection(table, location, chosen, name, options)
-            if chosen:  # as they are in this stream, whatever streams come before it
-                about["subset"] = [subset.as_dict() for subset in chosen]
         first += table.total
         sources.append(
             StreamSource(
@@ -70,13 +68,20 @@ def make_sources(
                 table=table,
                 selection=selection,
                 weight=stream.weight,
-                about=about,
+                fingerprint=location.index.fingerprint,
                 labels=None if partition.column is None else _labels(location, partition, partition.column, options),
                 url=location.url,
-                first=location.about_first,
+                about=partial(_about, location.identity, chosen),
+                first=location.identity.about_first,
             )
         )
     return tuple(sources)
+
+
+def _about(identity: DataIdentity, subsets: Sequence[Subset]) -> dict[str, Any]:
+    """What identifies a stream's data in a state, with its subsets as they are in it, whatever streams come before it."""
+    about = {**identity.about(), "samples": identity.index.table.total}
+    return about | {"subset": [subset.as_dict() for subset in subsets]} if subsets else about
 
 
 def _labels(location: DatasetLocation, partition: Partition, column: str, options: ReadOptions) -> Any:

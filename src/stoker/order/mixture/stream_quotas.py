@@ -146,7 +146,7 @@ def make_quotas(
     the order. ``held``: see :func:`twin_numbers`.
     """
     # The same data twice is shuffled twice.
-    identities = [str(source.about.get("fingerprint", "")) for source in sources]
+    identities = [source.fingerprint for source in sources]
     numbers = twin_numbers(dict(zip((source.name for source in sources), identities, strict=True)), held)
     keys = [
         stream_key(settings.seed, identity, numbers[source.name])

@@ -225,8 +225,9 @@ def array_order(arrays: ArraySource, partition: Partition, shuffle_seed: int | N
         name="arrays",
         table=arrays.table,
         selection=Everything(arrays.table),
-        about={"fingerprint": arrays.fingerprint, "samples": arrays.total},
+        fingerprint=arrays.fingerprint,
         labels=arrays.labels(partition),
+        about=partial(dict, fingerprint=arrays.fingerprint, samples=arrays.total),
     )
     settings = NativeSettings(
         shuffle="none" if shuffle_seed is None else "global",
