@@ -328,7 +328,7 @@ class ShardCache(ABC):
         if self.watch is None:
             return
         name = fastest_hash(file.hashes)
-        if name is None or not self.watch.is_newer(info):
+        if name is None or self.watch.is_older(info.modified):
             self.watch.check_fetched(info)
             return
         # Its bytes may be the same, as after chmod or a hard link: the hash tells.
@@ -336,7 +336,7 @@ class ShardCache(ABC):
         try:
             self._check_digest(file, name, hash_hex(name, data), where)
         except CorruptDataError as error:
-            self.watch.changed(f"{where} was written after the dataset was opened", error)
+            self.watch.changed(info.key, "was written after the dataset was opened", error)
         self.watch.look()
 
     def _check_size(self, file: FileInfo, size: int) -> None:

@@ -15,11 +15,12 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Final, NoReturn
 
 import xxhash
@@ -259,30 +260,29 @@ class VersionWatch:
             DatasetChangedError: it is not.
             StorageError: the index can not be looked at.
         """
-        version, where = self.version, self._store.url_of(info.key)
+        version = self.version
         if version.files:
             if not _same(version.files.get(info.key), _stamp(info)):
-                self.changed(f"{where} is not the file that was listed: its size, ETag or time of change is another")
+                self.changed(info.key, "is not the file that was listed: its size, ETag or time of change is another")
             return
         # An object store gives its own time to whatever is put; files and what a web server has keep times of before.
         older = self._stamps and 0 < info.modified < version.modified
         self.look(seldom=older)
-        if self.is_newer(info):
+        if not self.is_older(info.modified):
             also = (
                 "" if self._skew else ", or only its status, as by chmod or a hard link, and there is no hash to tell"
             )
-            self.changed(f"{where} was written after the dataset was opened, while its {INDEX_NAME} is as it was{also}")
+            self.changed(
+                info.key, f"was written after the dataset was opened, while its {INDEX_NAME} is as it was{also}"
+            )
         recent = info.modified >= self._opened - self._skew
         if recent and self._listed is not None and self._listed.is_known_otherwise(self._store, info):
-            self.changed(f"{where} is not the object that was there at the opening: its ETag or time is another")
-
-    def is_newer(self, info: ObjectInfo) -> bool:
-        """Whether a file was written after both the dataset's opening and its index."""
-        return not (self.version.files or self.is_older(info.modified))
+            self.changed(info.key, "is not the object that was there at the opening: its ETag or time is another")
 
     def is_older(self, modified: int) -> bool:
-        """Whether a time, in nanoseconds since 1970, is before the dataset's opening or its index."""
-        return modified <= self.version.modified or modified < self._opened + self._skew
+        """Whether a time, in nanoseconds since 1970, is before the dataset's opening or its index, if it has one."""
+        version = self.version
+        return bool(version.files) or modified <= version.modified or modified < self._opened + self._skew
 
     def look(self, *, cause: BaseException | None = None, seldom: bool = False) -> None:
         """Check that the index is still the one that was opened.
@@ -302,7 +302,6 @@ class VersionWatch:
             if seldom and 0 <= now - self._looked < _SELDOM:  # a copy may have that of another machine's clock
                 return
             self._looked = now
-        where = self._store.url_of(INDEX_NAME)
         try:
             stamp = _stamp(self._index_info())
             if _same(self._same, stamp) and any(stamp[1:]):
@@ -314,8 +313,8 @@ class VersionWatch:
                     self._same = _stamp(info)
                     return
         except ObjectNotFoundError:
-            self.changed(f"{where} is gone, as a writer that replaces the dataset leaves it", cause)
-        self.changed(f"{where} was rewritten", cause)
+            self.changed(INDEX_NAME, "is gone, as a writer that replaces the dataset leaves it", cause)
+        self.changed(INDEX_NAME, "was rewritten", cause)
 
     def explain(self, error: BaseException) -> None:
         """Raise what explains a failed fetch, if the dataset was written anew; otherwise do nothing.
@@ -338,17 +337,17 @@ class VersionWatch:
         except StorageError:  # a server that answers no HEAD
             return self._store.read(INDEX_NAME, max_bytes=MOST_BYTES)[1]
 
-    def changed(self, what: str, cause: BaseException | None = None) -> NoReturn:
-        """Raise the error that says what changed."""
+    def changed(self, key: str, what: str, cause: BaseException | None = None) -> NoReturn:
+        """Raise the error that says what is the matter with an object."""
+        url_of = self._store.url_of
         raise DatasetChangedError(
-            f"{self._store.url_of('')} changed after it was opened: {what}. Its shards can not be told from those of the "
+            f"{url_of('')} changed after it was opened: {url_of(key)} {what}. Its shards can not be told from those of the "
             "version that was opened. Open the dataset again; a run that began with the old version can not continue with "
             "the new one"
         ) from cause
 
 
-def _stamp(info: ObjectInfo) -> tuple[int, str, int]:
-    return info.size, info.version, info.modified
+_stamp: Final[Callable[[ObjectInfo], tuple[int, str, int]]] = attrgetter("size", "version", "modified")
 
 
 def _same(before: tuple[int, str, int] | None, now: tuple[int, str, int]) -> bool:

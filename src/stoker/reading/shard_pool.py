@@ -184,11 +184,12 @@ class ShardPool:
             for shard in shards:
                 if shard in readers or shard in self._coming or window.waits(shard):
                     continue
-                size = small.size(shard)
+                stream = small.stream_of(shard)
+                size = stream.size(shard)
                 if size is not None:
                     if small_files:
                         window.add(shard, size)
-                elif small.is_object(shard):
+                elif stream.far and stream.is_object(shard):
                     objects.setdefault(self.cache_of(shard), []).append(shard)
                 else:
                     self._begin(([shard],))
@@ -246,7 +247,7 @@ class ShardPool:
 
     def _open_small(self, shards: Sequence[int]) -> Mapping[int, ShardReader]:
         """Open those of some shards that are small files of this machine and pass all checks."""
-        small = [shard for shard in shards if self._small.size(shard) is not None]
+        small = [shard for shard in shards if self._small.stream_of(shard).size(shard) is not None]
         if not small:
             return {}
         with span(Stage.FETCH, at_once=self.width.value):
@@ -255,7 +256,7 @@ class ShardPool:
         with self._lock:
             for shard, reader in found.items():
                 self._coming.pop(shard, None)
-                wanted = shard in self._window or shard in self._open.needed or not self._small.is_sample(shard)
+                wanted = shard in self._window or shard in self._open.needed or self._small.stream_of(shard).files is None
                 if wanted and shard not in self._open.readers:
                     self._open.keep_unmapped(shard, reader)
             self._open.trim(self.most_open, -1, len(found))
@@ -312,7 +313,7 @@ class ShardPool:
                 coming, self._coming = self._coming, {}
                 self._window.reset(at_once)
                 for shard in list(self._open.readers):
-                    held = self._small.is_sample(shard) or self._open.holds(shard)
+                    held = self._small.stream_of(shard).files is not None or self._open.holds(shard)
                     if held or not self.cache_of(shard).keeps:
                         self._open.close(shard)
             for future in coming.values():
@@ -332,7 +333,8 @@ class ShardPool:
             with self._lock:
                 self._begin(self._window.done(shard))
         cache = self.cache_of(shard)
-        beyond = len(self._open.readers) > self.most_open or self._small.is_sample(shard) or self._open.holds(shard)
+        whole = self._small.stream_of(shard).files is not None
+        beyond = whole or len(self._open.readers) > self.most_open or self._open.holds(shard)
         if close or cache.settings.limit is not None or not cache.keeps or beyond:
             with self._lock:
                 self._open.close(shard)

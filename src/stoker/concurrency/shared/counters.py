@@ -105,10 +105,8 @@ BUCKETS: Final = 192
 _TIMES: Final = LogBuckets(10, 2, BUCKETS)
 _FIRST_BUCKET: Final = 32
 
-
-def bucket_of(nanoseconds: int) -> int:
-    """The bucket of a time; each is a quarter of an octave wide."""
-    return _TIMES.of(nanoseconds)
+bucket_of: Final = _TIMES.of
+"""The bucket of a time in nanoseconds; each is a quarter of an octave wide."""
 
 
 def bucket_start(bucket: int) -> float:

@@ -59,13 +59,13 @@ class Loaded(NamedTuple):
         """A shard of which these files were opened; ``held`` says whether the cache has what is not mapped, too."""
         maps = [file for file in files if isinstance(file, MappedFile)]
         size = info.size
-        counted = 0 if _is_left_in_store(info) else size
+        counted = 0 if info.detail is not None and _is_left_in_store(info) else size
         return cls(shard, reader, maps, fetched, size, counted, size if held and not maps else 0, *took)
 
 
 def _is_left_in_store(info: ShardInfo) -> bool:
     """Whether a handle reads what it needs of a shard's file, which is not fetched."""
-    if info.detail is None or info.raw:
+    if info.raw:
         return False
     from stoker.formats.media.source import StoredFile
 
@@ -115,7 +115,7 @@ def load_shard(
         make_room: closes open shards of a cache, which it can not evict.
     """
     far = cache.store is not None
-    is_small = cache.is_small(info) and (not cache.keeps or may_hold())
+    is_small = far and cache.is_small(info) and (not cache.keeps or may_hold())
     begun, work = (time.perf_counter(), time.thread_time()) if far else (0.0, 0.0)
     for attempt in (2,) if repeated else (1, 2):
         files = cache.open(info)

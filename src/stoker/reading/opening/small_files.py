@@ -176,36 +176,17 @@ class SmallShards:
         parts = index.parts if isinstance(index, ConcatIndex) else (index,)
         firsts = index.offsets.tolist() if isinstance(index, ConcatIndex) else (0,)
         given = zip(parts, caches, firsts, strict=False)
-        self._streams = [_Stream(part, cache, first, options) for part, cache, first in given]
+        self.streams = [SmallStream(part, cache, first, options) for part, cache, first in given]
 
     @property
     def first_object(self) -> int:
         """Bytes of the first shard, where it is fetched from a store; otherwise more than a small one has."""
-        stream = self._streams[0]
+        stream = self.streams[0]
         return shard_bytes(stream.shards, 0) if stream.far and len(stream.shards) else SMALL_FILE
 
-    def _stream_of(self, shard: int) -> int:
-        return self._index.part_of(shard) if isinstance(self._index, ConcatIndex) else 0
-
-    def is_sample(self, shard: int) -> bool:
-        """Whether a shard is a file that is one sample: nothing of it is left to be read afterwards."""
-        return self._streams[self._stream_of(shard)].files is not None
-
-    def size(self, shard: int) -> int | None:
-        """Bytes of a small shard; ``None`` for others."""
-        stream = self._streams[self._stream_of(shard)]
-        if not stream.most:
-            return None
-        number = shard - stream.first
-        if stream.parts:
-            return small_bytes(stream.shards[number])
-        size = shard_bytes(stream.shards, number)
-        return size if size <= stream.most else None
-
-    def is_object(self, shard: int) -> bool:
-        """Whether a shard may be one small object of a store: the cache tells when it is fetched."""
-        stream = self._streams[self._stream_of(shard)]
-        return stream.far and shard_bytes(stream.shards, shard - stream.first) <= SMALL_OBJECT
+    def stream_of(self, shard: int) -> SmallStream:
+        """The stream of a shard."""
+        return self.streams[self._index.part_of(shard) if isinstance(self._index, ConcatIndex) else 0]
 
     def open(self, shards: Sequence[int], threads: int) -> tuple[dict[int, ShardReader], int]:
         """Open those of some small shards that pass all checks.
@@ -213,25 +194,25 @@ class SmallShards:
         ``threads``: how many threads of this process do so at the same time. Gives their readers, and the bytes of all of
         them. The others are to be opened alone, which says what is wrong.
         """
-        groups: dict[int, list[int]] = {}
+        groups: dict[SmallStream, list[int]] = {}
         for shard in shards:
-            groups.setdefault(self._stream_of(shard), []).append(shard)
+            groups.setdefault(self.stream_of(shard), []).append(shard)
         found: dict[int, ShardReader] = {}
         size, at_once = 0, small_files_open(threads)
-        for number, group in groups.items():
-            for shard, data, reader in self._streams[number].open(group, at_once):
+        for stream, group in groups.items():
+            for shard, data, reader in stream.open(group, at_once):
                 found[shard] = reader
                 size += len(data)
         return found, size
 
 
-class _Stream:
+class SmallStream:
     """The small shards of one stream.
 
     Attributes:
         shards: all of its shards.
         first: number of its first shard among those of all streams.
-        files: the shards, where each is a file that is a sample.
+        files: the shards, where each is a file that is a sample: nothing of it is left to be read once it was.
         most: bytes of the largest small shard; 0 where none is opened here.
         parts: whether shards may be parts of files.
         far: whether they are fetched from a store into a cache without a limit, in which what is open is never to be closed.
@@ -255,6 +236,19 @@ class _Stream:
             self._kind = FileKind.of(self.files.format, self.files.spec, options)
         self._cache = cache
         self._options = options
+
+    def size(self, shard: int) -> int | None:
+        """Bytes of a small shard; ``None`` for others."""
+        if not self.most:
+            return None
+        if self.parts:
+            return small_bytes(self.shards[shard - self.first])
+        size = shard_bytes(self.shards, shard - self.first)
+        return size if size <= self.most else None
+
+    def is_object(self, shard: int) -> bool:
+        """Whether a shard that is fetched may be one small object of a store: the cache tells when it is."""
+        return shard_bytes(self.shards, shard - self.first) <= SMALL_OBJECT
 
     def open(self, shards: Sequence[int], at_once: int) -> Iterator[tuple[int, bytes, ShardReader]]:
         """Read and open shards; those that fail are left out, and raise their error where they are asked for."""
