@@ -31,7 +31,7 @@ from stoker.index.index import INDEX_NAME, Index
 from stoker.index.side_index import SideIndex
 from stoker.index.version import LoadedIndex, read_index
 from stoker.inspection.caches import list_caches, prune_caches
-from stoker.storage import open_store
+from stoker.storage import Store, open_store
 from stoker.storage.files import mounts
 from support import write_samples
 
@@ -62,6 +62,11 @@ def side_of(folder: Path) -> SideIndex:
     return SideIndex(lambda: folder / "side", save)
 
 
+def read(store: Store, side: SideIndex | None = None) -> LoadedIndex:
+    """As a dataset reads its index, which makes the side index where it needs one."""
+    return read_index(store, None if side is None else lambda: side)
+
+
 def told(loaded: LoadedIndex) -> tuple[Any, ...]:
     index = loaded.index
     return list(index.shards), index.extra, index.fingerprint, index.content, index.columns, loaded.version
@@ -73,11 +78,11 @@ def no_parsing(*_: Any, **__: Any) -> NoReturn:
 
 def test_an_index_is_parsed_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(data)
-    plain = read_index(store)
-    first = read_index(store, side_of(tmp_path / "kept"))
+    plain = read(store)
+    first = read(store, side_of(tmp_path / "kept"))
     assert [file.name for file in (tmp_path / "kept").iterdir()] == ["side"]
     monkeypatch.setattr(Index, "from_json", no_parsing)
-    again = read_index(store, side_of(tmp_path / "kept"))
+    again = read(store, side_of(tmp_path / "kept"))
     assert told(plain) == told(first) == told(again)
     assert plain.index.to_json() == again.index.to_json()
     assert all(one.spec is again.index.shards[0].spec for one in again.index.shards)
@@ -159,16 +164,16 @@ def test_the_next_process_parses_where_the_one_that_did_was_killed(data: Path, o
 def test_an_index_that_was_written_anew_is_read(tmp_path: Path) -> None:
     data, side = tmp_path / "data", side_of(tmp_path / "kept")
     write(data)
-    old = read_index(open_store(data), side).index
+    old = read(open_store(data), side).index
     status = os.stat(data / INDEX_NAME)
     text = (data / INDEX_NAME).read_text()
     (data / INDEX_NAME).write_text(text.replace("shard.00001", "shard.10001"))  # as long as before
     os.utime(data / INDEX_NAME, ns=(status.st_atime_ns, status.st_mtime_ns))
-    new = read_index(open_store(data), side).index
+    new = read(open_store(data), side).index
     assert [file.basename for file in new.shards[1].raw] == ["shard.10001.mds"]
     assert [file.basename for file in old.shards[1].raw] == ["shard.00001.mds"]  # mapped of the file before
     (data / INDEX_NAME).write_text(text)
-    assert read_index(open_store(data), side).index.shards == old.shards
+    assert read(open_store(data), side).index.shards == old.shards
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -178,7 +183,7 @@ def test_a_damaged_file_is_passed_over_and_replaced(
 ) -> None:
     folder = tmp_path_factory.mktemp("kept")
     store, path = open_store(data), folder / "side"
-    plain = read_index(store, side_of(folder))
+    plain = read(store, side_of(folder))
     whole = path.read_bytes()
     where = int(at * len(whole))
     path.unlink()
@@ -196,7 +201,7 @@ def test_a_damaged_file_is_passed_over_and_replaced(
         )
     digest = plain.version.digest
     assert side_of(folder).load(digest) is None
-    assert told(read_index(store, side_of(folder))) == told(plain)
+    assert told(read(store, side_of(folder))) == told(plain)
     if damage != "directory":
         assert path.read_bytes() == whole
         assert side_of(folder).load("0" * len(digest)) is None
@@ -216,14 +221,14 @@ WRONG: dict[str, Any] = {
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_a_header_that_makes_no_sense_is_passed_over(data: Path, tmp_path: Path, name: str, value: Any) -> None:
-    plain = read_index(open_store(data), side_of(tmp_path))
+    plain = read(open_store(data), side_of(tmp_path))
     whole = (tmp_path / "side").read_bytes()
     at = 32 + int.from_bytes(whole[24:32], "little")
     text = json.dumps({**json.loads(whole[32:at]), name: value}).encode()
     text = text.ljust(-len(text) % 8 + len(text))
     forge(tmp_path / "side", len(text).to_bytes(8, "little") + text + whole[at:])
     assert side_of(tmp_path).load(plain.version.digest) is None
-    assert told(read_index(open_store(data), side_of(tmp_path))) == told(plain)
+    assert told(read(open_store(data), side_of(tmp_path))) == told(plain)
     assert (tmp_path / "side").read_bytes() == whole
 
 
@@ -233,7 +238,7 @@ def forge(path: Path, body: bytes) -> None:
 
 
 def test_arrays_that_make_no_sense_are_passed_over(data: Path, tmp_path: Path) -> None:
-    plain = read_index(open_store(data), side_of(tmp_path))
+    plain = read(open_store(data), side_of(tmp_path))
     whole = (tmp_path / "side").read_bytes()
     at = 32 + int.from_bytes(whole[24:32], "little")
     header = json.loads(whole[32:at])
@@ -257,10 +262,10 @@ def test_only_a_file_that_no_other_machine_replaces_is_mapped(
 ) -> None:
     monkeypatch.setattr(shared_bytes, "SHARED", 1)
     monkeypatch.setattr(mounts, "file_system_of", lambda _: kind)
-    loaded = read_index(open_store(data), side_of(tmp_path))
+    loaded = read(open_store(data), side_of(tmp_path))
     maps = Path("/proc/self/maps").read_text()
     assert (str(tmp_path / "side") in maps) == (kind == "ext4")
-    assert told(loaded) == told(read_index(open_store(data)))
+    assert told(loaded) == told(read(open_store(data)))
 
 
 def test_what_a_killed_write_left_is_removed(data: Path, tmp_path: Path) -> None:
@@ -270,7 +275,7 @@ def test_what_a_killed_write_left_is_removed(data: Path, tmp_path: Path) -> None
     descriptor = claim(held)
     assert descriptor is not None
     try:
-        read_index(open_store(data), side_of(tmp_path))
+        read(open_store(data), side_of(tmp_path))
     finally:
         release(descriptor)
     assert sorted(tmp_path.iterdir()) == sorted([held, other, tmp_path / "side"])
@@ -279,15 +284,15 @@ def test_what_a_killed_write_left_is_removed(data: Path, tmp_path: Path) -> None
 def test_a_directory_that_can_not_be_written_to_is_no_error(data: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     side = side_of(tmp_path / "file")
-    plain = read_index(open_store(data))
-    assert told(read_index(open_store(data), side)) == told(plain)
+    plain = read(open_store(data))
+    assert told(read(open_store(data), side)) == told(plain)
 
 
 def test_an_encoding_that_is_unknown_today_is_refused_as_ever(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side, store = side_of(tmp_path / "kept"), open_store(data)
-    read_index(store, side)
+    read(store, side)
     known = encodings.mds_encoding
 
     def mds_encoding(name: str, size: int | None) -> Any:
@@ -300,7 +305,7 @@ def test_an_encoding_that_is_unknown_today_is_refused_as_ever(
     monkeypatch.setattr(checks, "mds_encoding", mds_encoding)
     checks.mds_spec.cache_clear()
     with pytest.raises(FormatError, match="shard 0: column 'ý': unknown encoding 'str'"):
-        read_index(store, side)
+        read(store, side)
     checks.mds_spec.cache_clear()
 
 

@@ -58,9 +58,7 @@ def source_of(
     """A stream of shards of these sizes; its labels are of five classes, or of 64 different values to hash."""
     table = ShardTable(np.array(sizes, dtype=np.int64))
     labels = np.random.default_rng(number).integers(0, 64, table.total)
-    return StreamSource(
-        f"s{number}", table, selection_of(kind, table, number), weight, f"data {number}", labels
-    )
+    return StreamSource(f"s{number}", table, selection_of(kind, table, number), weight, f"data {number}", labels)
 
 
 def chosen_ids(table: ShardTable, selection: Selection) -> Ids:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,7 +98,7 @@ class DatasetLocation:
 
 @dataclass(frozen=True, slots=True)
 class DataIdentity:
-    """What identifies the data of a location in states; attributes are those of :class:`DatasetLocation`."""
+    """All that identifies the data of a location in states; attributes are those of :class:`DatasetLocation`."""
 
     index: Index
     snapshot: str
@@ -192,7 +193,7 @@ def open_indexed(
     storage_options: StorageOptions | None = None,
     retry: RetryPolicy | None = None,
     stall_timeout: float = 60.0,
-    load: Callable[[Store, SideIndex | None], LoadedIndex] = read_index,
+    load: Callable[[Store, Callable[[], SideIndex] | None], LoadedIndex] = read_index,
     opened: int | None = None,
 ) -> DatasetLocation:
     """Find the index and set up the cache.
@@ -218,7 +219,7 @@ def open_indexed(
         store = open_store(base)
         real = os.path.realpath(store.url)
         home = _own_directory(real, "")
-        loaded = load(store, _side_index(home, real))
+        loaded = load(store, partial(_side_index, home, real))
         if local is not None or not loaded.index.compressed:
             # What is given as the remote is not written to.
             beside = (base,) if local is not None else ()
@@ -238,7 +239,7 @@ def open_indexed(
     store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
     origin = origin_of(source, storage_options)
     home = default_cache(source, storage_options)
-    side = None if settings.in_memory else _side_index(home, origin.url)
+    side = None if settings.in_memory else partial(_side_index, home, origin.url)
     loaded, directory, fresh = _load(store, base, origin, lambda store: load(store, side))
     index = loaded.index
     copied = local is not None and _holds(base, index, store)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +30,7 @@ _CHUNKS: Final = "litdata"
 _NO_OPTIONS: Final = "format_options= go with a format= of files that are read as they are"
 
 
-def index_or_headers(store: Store, side: SideIndex | None = None) -> LoadedIndex:
+def index_or_headers(store: Store, side: Callable[[], SideIndex] | None = None) -> LoadedIndex:
     """A dataset's index; where there is none, what its shards say of themselves, in the order of their names.
 
     Only headers are read, but of compressed shards all. Hashes are not computed, and shards missing at the end not noticed.

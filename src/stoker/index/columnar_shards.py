@@ -245,13 +245,6 @@ def pack_shards(
     return ColumnarShards(data, 0, samples.size, sizes.size // samples.size, kinds)
 
 
-def different_kinds(shards: Sequence[ShardInfo]) -> Sequence[ShardInfo]:
-    """The first shard of each kind of columnar shards, in order; of other shards, all of them."""
-    if isinstance(shards, ColumnarShards):
-        return [shards[kind.first] for kind in shards.kinds]
-    return shards
-
-
 def shard_bytes(shards: Sequence[ShardInfo], number: int) -> int:
     """Bytes of the raw files of one shard."""
     return shards.size(number) if isinstance(shards, LazyShards) else shards[number].size

@@ -7,13 +7,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.digests import blake2b, fastest_hash
 from stoker.errors import IndexFileError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.entries import Sizes, column_names, entry_of, identity_line, identity_text
-from stoker.index.columnar_shards import FEW, ColumnarShards, LazyShards, different_kinds, sample_counts, to_columnar
+from stoker.index.columnar_shards import FEW, ColumnarShards, LazyShards, sample_counts, to_columnar
 from stoker.index.parse_index import parse_index, read_regular_entries
 from stoker.lazy import cached_property
 from stoker.types import Ids
@@ -68,7 +69,8 @@ class ShardList:
     @property
     def distinct_shards(self) -> Sequence[ShardInfo]:
         """Shards among which are all formats, specs, compressions and sets of hashes, with samples and without, in order."""
-        return different_kinds(self.shards)
+        shards = self.shards
+        return [shards[kind.first] for kind in shards.kinds] if isinstance(shards, ColumnarShards) else shards
 
     @property
     def samples(self) -> int:
@@ -259,24 +261,20 @@ def load_index(store: Store) -> Index:
         IndexFileError: it is not a valid index.
     """
     data = store.get(INDEX_NAME, max_bytes=MOST_BYTES)
-    return Index.from_json(data, store.url_of(INDEX_NAME), sizes=sizes_in(store))
+    return Index.from_json(data, store.url_of(INDEX_NAME), sizes=partial(sizes_in, store, INDEX_NAME))
 
 
-def sizes_in(store: Store, key: str = INDEX_NAME) -> Sizes:
-    """A function that asks a store for the bytes of files that lie beside an index: by a listing, or one by one."""
+def sizes_in(store: Store, key: str, names: Sequence[str]) -> Mapping[str, int]:
+    """The bytes of files that lie beside an index of this key: by a listing, or one by one."""
     folder = key.removesuffix(INDEX_NAME)
-
-    def sizes(names: Sequence[str]) -> Mapping[str, int]:
-        if store.url.startswith(("http://", "https://")):  # where nothing can be listed
-            with ThreadPoolExecutor(_HEADS, thread_name_prefix="stoker-sizes") as pool:
-                return dict(zip(names, pool.map(lambda name: store.head(folder + name).size, names), strict=True))
-        listed = {item.key.removeprefix(folder): item.size for item in store.list(folder)}
-        missing = next((name for name in names if name not in listed), None)
-        if missing is not None:
-            raise IndexFileError(f"{store.url_of(folder + missing)} is missing, which {store.url_of(key)} lists")
-        return listed
-
-    return sizes
+    if store.url.startswith(("http://", "https://")):  # where nothing can be listed
+        with ThreadPoolExecutor(_HEADS, thread_name_prefix="stoker-sizes") as pool:
+            return dict(zip(names, pool.map(lambda name: store.head(folder + name).size, names), strict=True))
+    listed = {item.key.removeprefix(folder): item.size for item in store.list(folder)}
+    missing = next((name for name in names if name not in listed), None)
+    if missing is not None:
+        raise IndexFileError(f"{store.url_of(folder + missing)} is missing, which {store.url_of(key)} lists")
+    return listed
 
 
 @contextmanager

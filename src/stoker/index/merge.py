@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import PurePosixPath
 
@@ -180,7 +181,7 @@ def _shards_of(part: _Part) -> list[ShardInfo]:
     """The shards of a sub-dataset, as they are from the root."""
     folder, store, key = part
     where = store.url_of(key)
-    shards, _ = parse_index(store.get(key, max_bytes=MOST_BYTES), where, sizes_in(store, key))
+    shards, _ = parse_index(store.get(key, max_bytes=MOST_BYTES), where, partial(sizes_in, store, key))
 
     def moved(files: tuple[FileInfo, ...]) -> tuple[FileInfo, ...]:
         return tuple([FileInfo(f"{folder}/{one.basename}", one.bytes, one.hashes, one.part) for one in files])

@@ -50,6 +50,8 @@ _PATIENCE: Final = 60.0
 
 _Listed = dict[str, tuple[str, int]]
 
+_digest: Final[Callable[[bytes], str]] = xxhash.xxh3_128_hexdigest
+
 # By how much clocks of a store and of its readers may differ, in nanoseconds.
 _SKEW: Final = 5_000_000_000
 # CLOCK_REALTIME_COARSE of Linux, which Python has no name for.
@@ -204,10 +206,11 @@ def opening_time(url: str | os.PathLike[str]) -> int:
     return begun
 
 
-def read_index(store: Store, side: SideIndex | None = None, block_size: int | None = None) -> LoadedIndex:
+def read_index(store: Store, side: Callable[[], SideIndex] | None = None, block_size: int | None = None) -> LoadedIndex:
     """Read and check a dataset's index.
 
     Args:
+        side: makes the file that keeps a parsed index, of which only a large one is worth it.
         block_size: of litdata's tokens; see :func:`stoker.formats.litdata.shards_of`.
 
     Raises:
@@ -216,11 +219,9 @@ def read_index(store: Store, side: SideIndex | None = None, block_size: int | No
     """
     data, info = store.read(INDEX_NAME, max_bytes=MOST_BYTES)
     digest = _digest(data)
-
-    def parsed() -> Index:
-        return Index.from_json(data, store.url_of(INDEX_NAME), sizes=sizes_in(store), block_size=block_size)
-
-    index = parsed() if side is None or len(data) < _LARGE else side.load_or_make(digest, parsed)
+    sizes = partial(sizes_in, store, INDEX_NAME)
+    parse = partial(Index.from_json, data, store.url_of(INDEX_NAME), sizes=sizes, block_size=block_size)
+    index = parse() if side is None or len(data) < _LARGE else side().load_or_make(digest, parse)
     version = IndexVersion(digest, _hashed(index), info.size, info.version, info.modified, block_size=block_size)
     return LoadedIndex(index, version)
 
@@ -366,7 +367,3 @@ def _hashed(index: Index) -> bool:
     return all(
         all(map(fastest_hash, raw)) or (bool(packed) and all(map(fastest_hash, packed))) for raw, packed in kinds
     )
-
-
-def _digest(data: bytes) -> str:
-    return str(xxhash.xxh3_128_hexdigest(data))

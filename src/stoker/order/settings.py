@@ -33,8 +33,8 @@ class StreamSource:
         labels: a number for each sample of the table, where the partition needs a column.
         url: where its data is, for messages.
         about: gives what identifies its data in a state.
-        first: gives what identified the data of its first shards alone, where these have so many samples; one description, several
-            where shards without samples follow, or none.
+        first: gives what identified the data of its first shards alone, where these have so many samples; one description,
+            several where shards without samples follow, or none.
     """
 
     name: str

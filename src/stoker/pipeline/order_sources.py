@@ -79,7 +79,7 @@ def make_sources(
 
 
 def _about(identity: DataIdentity, subsets: Sequence[Subset]) -> dict[str, Any]:
-    """What identifies a stream's data in a state, with its subsets as they are in it, whatever streams come before it."""
+    """The description of a stream's data in a state, with its subsets as they are in it, whatever streams come before it."""
     about = {**identity.about(), "samples": identity.index.table.total}
     return about | {"subset": [subset.as_dict() for subset in subsets]} if subsets else about
 

@@ -256,7 +256,9 @@ class ShardPool:
         with self._lock:
             for shard, reader in found.items():
                 self._coming.pop(shard, None)
-                wanted = shard in self._window or shard in self._open.needed or self._small.stream_of(shard).files is None
+                wanted = (
+                    shard in self._window or shard in self._open.needed or self._small.stream_of(shard).files is None
+                )
                 if wanted and shard not in self._open.readers:
                     self._open.keep_unmapped(shard, reader)
             self._open.trim(self.most_open, -1, len(found))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError, StateError
+from stoker.lazy import cached_property
 from stoker.order.capabilities import with_epoch_start
 from stoker.order.sample_order import DataRank, EpochPosition, Plan, Run, SampleOrder
 from stoker.pipeline.state.epoch_counter import EpochCounter, NamedEpochs
@@ -62,7 +63,10 @@ class ResumeState:
         # Iterations that were left for a later one, and how many samples of each had been delivered by then.
         self._left: list[tuple[weakref.ref[Progress], int]] = []
         self._resumed: tuple[EpochPosition, int, int] | None = None
-        self._names = NamedEpochs(self._clock)
+
+    @cached_property
+    def _names(self) -> NamedEpochs:
+        return NamedEpochs(self._clock)
 
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""
