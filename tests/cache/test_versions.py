@@ -19,8 +19,10 @@ from s3server import Bucket
 from stoker import MDSWriter, StreamingDataset, Where, World
 from stoker.cache.base import CacheSettings
 from stoker.cache.directory import is_cache_directory
+from stoker.catalog import location
 from stoker.catalog.location import default_cache, open_indexed
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StateError
+from stoker.index import version
 from stoker.partitions import Stratified
 from stoker.storage import Store, open_store
 from stoker.streams.labels import column_labels
@@ -524,6 +526,41 @@ def test_a_status_that_changed_without_hashes_is_an_error_that_says_so(tmp_path:
     with pytest.raises(DatasetChangedError, match="or only its status, as by chmod or a hard link"):
         list(dataset)
     assert tags(StreamingDataset(local=tmp_path / "data")) == {1}
+
+
+@HASHES
+@pytest.mark.parametrize("just", ["nothing", "a shard", "the index", "many shards"])
+def test_only_if_something_was_just_written_the_opening_waits_for_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, just: str, hashes: Any
+) -> None:
+    for name, tag in (("data", 1), ("other", 2)):
+        write(str(tmp_path / name), tag, hashes=hashes)
+    time.sleep(0.05)  # longer than a tick
+    if just == "a shard":
+        min((tmp_path / "data").glob("*.mds")).chmod(0o444)
+    elif just == "the index":
+        (tmp_path / "data" / "index.json").chmod(0o444)
+    elif just == "many shards":
+        monkeypatch.setattr(version, "_LOOKED_AT", 2)
+    tick, wait, waits = version.local_time(), version.opening_time, list[int]()
+
+    def opening_time(url: Path) -> int:
+        replace_files(tmp_path / "data", tmp_path / "other", "rename")  # while it waits, which is seen
+        waits.append(wait(url))
+        return waits[-1]
+
+    monkeypatch.setattr(location, "local_time", lambda: tick)  # as if all of it took no time
+    monkeypatch.setattr(location, "opening_time", opening_time)
+    if just in ("a shard", "the index"):
+        tick -= 10_000_000
+    dataset = StreamingDataset(local=tmp_path / "data")
+    assert len(waits) == (just != "nothing")
+    assert tags(dataset) == {1 if just == "nothing" else 2}
+    path = max((tmp_path / "data").glob("*.mds"))
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(DatasetChangedError, match=path.name):
+        list(pickle.loads(pickle.dumps(dataset)))
 
 
 @pytest.mark.parametrize("hashes", [(), ("xxh3_64",)], ids=["plain", "hashed"])

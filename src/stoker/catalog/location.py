@@ -24,7 +24,15 @@ from stoker.display import redact_url
 from stoker.errors import CacheError, ConfigError, StokerError, StorageTimeoutError
 from stoker.index.index import INDEX_NAME, Index, load_index
 from stoker.index.side_index import SideIndex
-from stoker.index.version import IndexVersion, ListedVersions, LoadedIndex, VersionWatch, opening_time, read_index
+from stoker.index.version import (
+    IndexVersion,
+    ListedVersions,
+    LoadedIndex,
+    VersionWatch,
+    local_time,
+    opening_time,
+    read_index,
+)
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
 from stoker.storage.files.own import PRIVATE
 from stoker.storage.files.regular import read_regular
@@ -213,18 +221,22 @@ def open_indexed(
     """
     address = locate(remote, local, split, storage_options)
     source, base = address.source, address.root
-    if opened is None:
-        opened = opening_time(base if address.source is None else address.source)
     if address.in_place:
         store = open_store(base)
         real = os.path.realpath(store.url)
         home = _own_directory(real, "")
-        loaded = load(store, partial(_side_index, home, real))
+        kept = partial(_side_index, home, real)
+        begun = local_time() if opened is None else opened
+        loaded = load(store, kept)
         if local is not None or not loaded.index.compressed:
+            if opened is None and loaded.may_be_of(begun, store):
+                begun = opening_time(base)
+                if not loaded.version.is_still(store):
+                    loaded = load(store, kept)
             # What is given as the remote is not written to.
             beside = (base,) if local is not None else ()
             keep = (*beside, home)
-            cache = make_cache(base, None, settings, watch=VersionWatch(store, loaded.version, opened))
+            cache = make_cache(base, None, settings, watch=VersionWatch(store, loaded.version, begun))
             return DatasetLocation(
                 loaded.index,
                 cache,
@@ -236,6 +248,8 @@ def open_indexed(
         # A remote is not written to: its shards are decompressed into a cache.
         base = home
     assert source is not None  # without a remote we have returned
+    if opened is None:
+        opened = opening_time(source)
     store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
     origin = origin_of(source, storage_options)
     home = default_cache(source, storage_options)

@@ -11,6 +11,7 @@ nothing waits unless such an object is fetched.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -56,6 +57,8 @@ _digest: Final[Callable[[bytes], str]] = xxhash.xxh3_128_hexdigest
 _SKEW: Final = 5_000_000_000
 # CLOCK_REALTIME_COARSE of Linux, which Python has no name for.
 _COARSE_CLOCK: Final = 5 if sys.platform == "linux" else time.CLOCK_REALTIME
+# Shards whose times are looked at in less time than that clock takes to tick.
+_LOOKED_AT: Final = 64
 # Milliseconds until that clock ticks, at most, and some more.
 _MOST_WAITS: Final = 20
 # An object store's index is asked for again after so many seconds, where the times of objects tell nothing.
@@ -167,6 +170,10 @@ class IndexVersion:
         )
         return told if self.files else f"{self.digest} {told}"
 
+    def is_still(self, store: Store) -> bool:
+        """Whether the index is the one that was read."""
+        return _same((self.size, self.etag, self.modified), _stamp(store.head(INDEX_NAME)))
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
@@ -189,6 +196,26 @@ class LoadedIndex:
     index: Index
     version: IndexVersion
 
+    def may_be_of(self, begun: int, store: Store) -> bool:
+        """Whether anything of it may have been written in a tick, of a :func:`local_time` from before it was read, or later:
+        of many shards that is not looked at. A version that a listing tells needs no time."""
+        if self.version.files:
+            return False
+        if self.version.modified >= begun or len(self.index) > _LOOKED_AT:
+            return True
+        keys = [file.basename for shard in self.index.shards for file in shard.stored]
+        with contextlib.suppress(ObjectNotFoundError):  # says which when it is read
+            return any(store.head(key).modified >= begun for key in keys)
+        return True
+
+
+def local_time() -> int:
+    """Now, in nanoseconds since 1970, by the clock that local files get their times from; it ticks every few milliseconds.
+
+    Files written after the call are not earlier, nor are those that were written before it in the same tick.
+    """
+    return time.clock_gettime_ns(_COARSE_CLOCK)
+
 
 def opening_time(url: str | os.PathLike[str]) -> int:
     """Now, in nanoseconds since 1970, by the clock of the store at a URL as far as it can be known.
@@ -199,7 +226,7 @@ def opening_time(url: str | os.PathLike[str]) -> int:
     begun = time.time_ns()
     if is_local(url) is not None:
         for _ in range(_MOST_WAITS):
-            now = time.clock_gettime_ns(_COARSE_CLOCK)
+            now = local_time()
             if now >= begun:
                 return now
             time.sleep(0.001)
