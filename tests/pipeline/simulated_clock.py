@@ -19,7 +19,7 @@ from stoker.concurrency.spans import recorder, sample_clock
 from stoker.concurrency.spans.thread_times import ReadTimes
 from stoker.formats.base import ShardReader
 from stoker.pipeline.stats import trace
-from stoker.reading.opening.small_files import SmallShards
+from stoker.reading.opening.small_files import SmallStream
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage.local import LocalStore
 from stoker.storage.types import ObjectInfo
@@ -120,5 +120,5 @@ class SimulatedStore:
         monkeypatch.setattr(ReadTimes, "awaiting", awaited)
         monkeypatch.setattr(LocalStore, "download", slow)
         # Small objects come in groups, of which the first waits for the last.
-        monkeypatch.setattr(SmallShards, "is_object", lambda *_: False)
+        monkeypatch.setattr(SmallStream, "is_object", lambda *_: False)
         monkeypatch.setattr(Fetches, "is_small", lambda *_: False)

@@ -102,14 +102,14 @@ def _decorate(target: Any, remedies: Mapping[str, str], of: type | None = None) 
         setattr(target, name, _decorate(getattr(target, name), remedies, target))
         return target
 
-    @functools.cache
-    def plan() -> _Plan:
-        # When first called: annotations may name what is defined later.
-        return _Plan(target, remedies, of)
+    plan: _Plan | None = None
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = plan().check(args, kwargs)
+        nonlocal plan
+        if plan is None:  # when first called: annotations may name what is defined later
+            plan = _Plan(target, remedies, of)
+        args, kwargs = plan.check(args, kwargs)
         return target(*args, **kwargs)
 
     return call

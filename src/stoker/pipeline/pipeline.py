@@ -208,7 +208,15 @@ class Pipeline:
             due = tuned.due
         running: deque[tuple[Chunk, Callable[[], _T]]] = deque()
         try:
-            ready = self._read_by_shard() if self._settings.by_shard else self._fetched_ahead(needed)
+            located = located_chunks(
+                self._run,
+                len(self._pool.index),
+                self._chunk,
+                self._worker,
+                self._skip,
+                in_groups=self._worker_takes_groups,
+            )
+            ready = self._read_by_shard(located) if self._settings.by_shard else self._fetched_ahead(located, needed)
             # Groups of workers stay whole, as all of them cut all batches alike.
             if tuner is not None and self._cuts and not (self._worker_takes_groups or self._others):
                 ready = self._split_long(ready, needed)
@@ -308,8 +316,8 @@ class Pipeline:
         with self._pool.counted(chunk.shards, chunk.distinct):
             return read(chunk)
 
-    def _fetched_ahead(self, needed: dict[int, int]) -> Iterator[Chunk]:
-        """Chunks in order, while shards of the next ones are fetched; ``needed`` counts the chunks that need each."""
+    def _fetched_ahead(self, located: Iterator[Chunk], needed: dict[int, int]) -> Iterator[Chunk]:
+        """The chunks, while shards of the next ones are fetched; ``needed`` counts the chunks that need each."""
         most_shards = self._settings.amounts.most_shards
         window: deque[Chunk] = deque()
         ahead, allowed, allowed_shards = 0, FIRST_SAMPLES, FIRST_MOST_SHARDS
@@ -319,7 +327,7 @@ class Pipeline:
                 return True
             return ahead > allowed and (len(needed) >= FIRST_SHARDS or ahead > FIRST_SAMPLES_OF_FEW_SHARDS)
 
-        for chunk in self._located():
+        for chunk in located:
             window.append(chunk)
             ahead += len(chunk.rows)
             for shard in chunk.distinct:
@@ -339,8 +347,8 @@ class Pipeline:
         while window:
             yield window.popleft()
 
-    def _read_by_shard(self) -> Iterator[Chunk]:
-        """Chunks in order, read already: many together, shard by shard."""
+    def _read_by_shard(self, located: Iterator[Chunk]) -> Iterator[Chunk]:
+        """The chunks, read already: many together, shard by shard."""
         from stoker.pipeline.chunks.by_shard import ShardByShard
         from stoker.pipeline.chunks.read_chunks import read_chunks
 
@@ -354,8 +362,4 @@ class Pipeline:
             most_bytes=amounts.group_bytes,
             sample_bytes=amounts.sample_bytes,
         )
-        return read_chunks(self._pool, reader, self._located())
-
-    def _located(self) -> Iterator[Chunk]:
-        count, in_groups = len(self._pool.index), self._worker_takes_groups
-        return located_chunks(self._run, count, self._chunk, self._worker, self._skip, in_groups=in_groups)
+        return read_chunks(self._pool, reader, located)
