@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from stoker.concurrency.spans.recorder import Stage, span
-from stoker.pipeline.columns import CutColumn, GroupColumn, split_batch
+from stoker.pipeline.columns import CutColumn, GroupColumn
 from stoker.types import Array, Batch
 
 _ALIGNMENT: Final = 64
@@ -32,7 +32,21 @@ class BatchGroup:
 
     def batches(self) -> list[Batch]:
         """The batches. Arrays are views."""
-        return split_batch(self.columns, self.lengths)
+        columns = self.columns
+        if len(self.lengths) == 1:
+            return [{name: column[0] if isinstance(column, CutColumn) else column for name, column in columns.items()}]
+        batches: list[Batch] = []
+        start = 0
+        for number, length in enumerate(self.lengths):
+            end = start + length
+            batches.append(
+                {
+                    name: column[number] if isinstance(column, CutColumn) else column[start:end]
+                    for name, column in columns.items()
+                }
+            )
+            start = end
+        return batches
 
 
 GroupMessage: TypeAlias = Sequence[Any]
@@ -91,7 +105,7 @@ def _batches_of(message: GroupMessage) -> list[dict[str, Any]]:
     batch.update({name: CutColumn(parts) for name, parts in cuts.items()})
     return [
         {name: torch.from_numpy(column) if name in numbers else stack_tensors(column) for name, column in one.items()}
-        for one in split_batch(batch, lengths)
+        for one in BatchGroup(batch, lengths).batches()
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -55,24 +55,6 @@ def _cut(column: Column, lengths: Sequence[int], none: Column | None) -> GroupCo
             cuts.append(column.column(start, end) if isinstance(column, Unstacked) else column[start:end])
         start = end
     return CutColumn(cuts)
-
-
-def split_batch(batch: Mapping[str, GroupColumn], lengths: Sequence[int]) -> list[Batch]:
-    """Cut columns of consecutive batches into the batches, of the given lengths. Arrays are views."""
-    if len(lengths) == 1:
-        return [{name: column[0] if isinstance(column, CutColumn) else column for name, column in batch.items()}]
-    batches: list[Batch] = []
-    start = 0
-    for number, length in enumerate(lengths):
-        end = start + length
-        batches.append(
-            {
-                name: column[number] if isinstance(column, CutColumn) else column[start:end]
-                for name, column in batch.items()
-            }
-        )
-        start = end
-    return batches
 
 
 def batch_length(batch: Batch) -> int:

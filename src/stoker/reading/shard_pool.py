@@ -136,7 +136,7 @@ class ShardPool:
                     reader = self._open.whole(shard)
                     if reader is not None:
                         return reader
-                    if self._window.waits(shard):
+                    if shard in self._window.waiting:
                         self._begin(self._window.demand(shard))
                     coming = self._coming.get(shard)
                     if coming is None:
@@ -182,7 +182,7 @@ class ShardPool:
         with self._lock:
             objects: dict[ShardCache, list[int]] = {}
             for shard in shards:
-                if shard in readers or shard in self._coming or window.waits(shard):
+                if shard in readers or shard in self._coming or shard in window.waiting:
                     continue
                 stream = small.stream_of(shard)
                 size = stream.size(shard)
@@ -192,8 +192,9 @@ class ShardPool:
                 elif stream.far and stream.is_object(shard):
                     objects.setdefault(self.cache_of(shard), []).append(shard)
                 else:
-                    self._begin(([shard],))
-            self._begin(window.groups())
+                    self._coming[shard] = self._threads.submit(partial(self._load_ahead, (shard,)))
+            if window.waiting:
+                self._begin(window.groups())
             for cache, chosen in objects.items():
                 for first in range(0, len(chosen), SMALL_FILES_AT_ONCE):
                     self._begin_objects(cache, chosen[first : first + SMALL_FILES_AT_ONCE])
@@ -224,12 +225,16 @@ class ShardPool:
         return self._threads.submit(fetch)
 
     def _begin(self, groups: Iterable[list[int]]) -> None:
-        """Have groups of shards opened, each by one thread. The lock is held."""
+        """Have groups of small shards opened, each by one thread. The lock is held."""
         for group in groups:
-            self._coming.update(dict.fromkeys(group, self._threads.submit(partial(self._load_ahead, group))))
+            self._coming.update(dict.fromkeys(group, self._threads.submit(partial(self._load_group, group))))
 
-    def _load_ahead(self, shards: Sequence[int]) -> _Opened:
-        found: _Opened = {**self._open_small(shards)}
+    def _load_group(self, shards: Sequence[int]) -> _Opened:
+        return self._load_ahead(shards, self._open_small(shards))
+
+    def _load_ahead(self, shards: Sequence[int], opened: Mapping[int, ShardReader] | None = None) -> _Opened:
+        """Open shards, each by itself, but for those that were."""
+        found: _Opened = {**(opened or {})}
         for shard in shards:
             if shard in found:
                 continue
@@ -315,7 +320,7 @@ class ShardPool:
                 coming, self._coming = self._coming, {}
                 self._window.reset(at_once)
                 for shard in list(self._open.readers):
-                    held = self._small.stream_of(shard).files is not None or self._open.holds(shard)
+                    held = self._small.stream_of(shard).files is not None or shard in self._open.held_sizes
                     if held or not self.cache_of(shard).keeps:
                         self._open.close(shard)
             for future in coming.values():
@@ -336,7 +341,7 @@ class ShardPool:
                 self._begin(self._window.done(shard))
         cache = self.cache_of(shard)
         whole = self._small.stream_of(shard).files is not None
-        beyond = whole or len(self._open.readers) > self.most_open or self._open.holds(shard)
+        beyond = whole or len(self._open.readers) > self.most_open or shard in self._open.held_sizes
         if close or cache.settings.limit is not None or not cache.keeps or beyond:
             with self._lock:
                 self._open.close(shard)

@@ -27,7 +27,8 @@ from stoker.index.index import load_index
 from stoker.index.merge import merge_index
 from stoker.index.shard_files import rebuild_index
 from stoker.loaders.dataset import StreamingDataset
-from stoker.pipeline.columns import cut_columns, split_batch
+from stoker.pipeline.batch_groups import BatchGroup
+from stoker.pipeline.columns import cut_columns
 from stoker.storage import open_store
 from stoker.testing.values import check_kind, described, equal, raised, row_of, undefined
 from stoker.types import Ids
@@ -219,7 +220,8 @@ class FormatTests:
             which = rng.integers(0, len(chosen), 40)
             rows: Ids = rng.integers(0, np.array([reader.samples for reader in chosen])[which])
             lengths = [3] * 12 + [1] * 4
-            together = split_batch(cut_columns(self.descriptor.read_many(chosen, which, rows), lengths), lengths)
+            columns = cut_columns(self.descriptor.read_many(chosen, which, rows), lengths)
+            together = BatchGroup(columns, lengths).batches()
             ends = np.cumsum(lengths).tolist()
             for batch, end in zip(together, ends, strict=True):
                 here = slice(end - len(batch[chosen[0].columns[0]]), end)

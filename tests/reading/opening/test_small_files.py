@@ -55,7 +55,7 @@ def test_a_window_begins_each_shard_once_in_order_and_within_its_limit(sizes: li
         shard = data.draw(st.sampled_from([n for n in range(len(sizes)) if n in window]))
         if data.draw(st.booleans()):
             begin(window.demand(shard))
-            assert not window.waits(shard)
+            assert shard not in window.waiting
         else:
             gone.add(shard)
             begin(window.done(shard))

@@ -206,7 +206,8 @@ class OpenReaders:
         used: shards that were used since the last opening, in that order.
         due: when the files of each open shard are to be looked at again, by ``time.monotonic``.
         needed: shards that are needed soon, as a collection that may go on changing: these are kept longest.
-        held: bytes of open shards that are held in memory although the cache has them.
+        held_sizes: bytes of each open shard that is held in memory although the cache has it.
+        held: the sum of them.
     """
 
     def __init__(self) -> None:
@@ -215,7 +216,7 @@ class OpenReaders:
         self.due: dict[int, float] = {}
         self.needed: Collection[int] = ()
         self.held = 0
-        self._held_sizes: dict[int, int] = {}
+        self.held_sizes: dict[int, int] = {}
         self._maps: dict[int, list[MappedFile]] = {}
 
     def whole(self, shard: int) -> ShardReader | None:
@@ -246,8 +247,9 @@ class OpenReaders:
         if kept is loaded.reader:
             self._maps[shard] = loaded.maps
             self.due[shard] = time.monotonic() + _TRUSTED if loaded.maps else math.inf
-            self._held_sizes[shard] = loaded.held
-            self.held += loaded.held
+            if loaded.held:
+                self.held_sizes[shard] = loaded.held
+                self.held += loaded.held
         self.used.append(shard)
         return kept
 
@@ -276,19 +278,15 @@ class OpenReaders:
             else:
                 self.close(number)
 
-    def holds(self, shard: int) -> bool:
-        """Whether a shard is held in memory although the cache has it."""
-        return self._held_sizes.get(shard, 0) > 0
-
     def close(self, shard: int) -> None:
         """Drop the reader of a shard, if it is open. What still uses it can: its file stays mapped until the last does."""
         self.readers.pop(shard, None)
         self._maps.pop(shard, None)
         self.due.pop(shard, None)
-        self.held -= self._held_sizes.pop(shard, 0)
+        self.held -= self.held_sizes.pop(shard, 0)
 
     def clear(self) -> None:
         """Drop all readers."""
-        for one in (self.readers, self.due, self._maps, self._held_sizes):
+        for one in (self.readers, self.due, self._maps, self.held_sizes):
             one.clear()
         self.held = 0

@@ -298,31 +298,32 @@ def _listed(shards: Sequence[ShardInfo]) -> FileShards | None:
 
 
 class AheadWindow:
-    """Small shards that are wanted, in order, and those of them whose bytes are read ahead. Not thread-safe."""
+    """Small shards that are wanted, in order, and those of them whose bytes are read ahead. Not thread-safe.
+
+    Attributes:
+        limit: bytes that are read ahead at most.
+        waiting: bytes of each shard whose reading has not begun, for want of room.
+    """
 
     def __init__(self) -> None:
         self.limit = SMALL_BYTES_AHEAD
-        self._waiting: dict[int, int] = {}
+        self.waiting: dict[int, int] = {}
         self._begun: dict[int, int] = {}
         self._bytes = 0
 
     def __contains__(self, shard: object) -> bool:
-        return shard in self._begun or shard in self._waiting
-
-    def waits(self, shard: int) -> bool:
-        """Whether reading a shard has not begun for want of room."""
-        return shard in self._waiting
+        return shard in self._begun or shard in self.waiting
 
     def add(self, shard: int, size: int) -> None:
         """Add a shard that is wanted after all others."""
-        self._waiting[shard] = size
+        self.waiting[shard] = size
 
     def groups(self) -> Iterator[list[int]]:
         """Groups of shards that there is room for: reading them is said to begin."""
-        while self._waiting:
+        while self.waiting:
             group: list[int] = []
             size = 0
-            for shard, more in islice(self._waiting.items(), SMALL_FILES_AT_ONCE):
+            for shard, more in islice(self.waiting.items(), SMALL_FILES_AT_ONCE):
                 if group and size + more > SMALL_BYTES_AT_ONCE:
                     break
                 group.append(shard)
@@ -330,25 +331,25 @@ class AheadWindow:
             if self._bytes and self._bytes + size > self.limit:
                 return
             for shard in group:
-                self._begun[shard] = self._waiting.pop(shard)
+                self._begun[shard] = self.waiting.pop(shard)
             self._bytes += size
             yield group
 
     def demand(self, shard: int) -> Iterator[list[int]]:
         """Groups as of :meth:`groups`, with room made for a shard that waits: more is asked for at once than fits."""
-        while shard in self._waiting:
+        while shard in self.waiting:
             self.limit *= 2
             yield from self.groups()
 
     def done(self, shard: int) -> Iterator[list[int]]:
         """Groups as of :meth:`groups`, once a shard is not wanted any more."""
-        self._waiting.pop(shard, None)
+        self.waiting.pop(shard, None)
         self._bytes -= self._begun.pop(shard, 0)
         return self.groups()
 
     def reset(self, least: int = 0) -> None:
         """Forget all shards. ``least``: bytes that there must be room for."""
         self.limit = max(SMALL_BYTES_AHEAD, least)
-        self._waiting.clear()
+        self.waiting.clear()
         self._begun.clear()
         self._bytes = 0
