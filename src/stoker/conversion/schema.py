@@ -42,6 +42,17 @@ class ColumnType:
     arrow: Any = None
 
 
+_OF_PYTHON: Final[tuple[tuple[Any, ColumnType], ...]] = (
+    (str, ColumnType("str")),
+    (bool | np.bool_, ColumnType("bool")),
+    (int, ColumnType("int")),
+    (float, ColumnType("float64")),
+    (decimal.Decimal, ColumnType("str_decimal")),
+    (dt.date | dt.time | dt.timedelta, ColumnType("str", "text")),
+    (dict, ColumnType("json")),
+)
+
+
 def of_arrow(kind: Any, name: str, array: tuple[str, tuple[int, ...]] | None = None) -> ColumnType:
     """The type of a column that Arrow declares.
 
@@ -88,7 +99,8 @@ def of_arrow(kind: Any, name: str, array: tuple[str, tuple[int, ...]] | None = N
     if scalar := _number(inner):
         return ColumnType(scalar, "plain", kind)
     depth, lengths = 0, []
-    while _is_list(inner) and depth < _DEEP:
+    lists = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
+    while isinstance(inner, lists) and depth < _DEEP:
         lengths.append(inner.list_size if types.is_fixed_size_list(inner) else 0)
         inner = inner.value_type
         depth += 1
@@ -137,22 +149,11 @@ def _of_value(value: Any, name: str) -> ColumnType:
     if isinstance(value, bytes | bytearray | memoryview):
         head = bytes(value[:8])
         return ColumnType(next((kind for kind, begins in _SIGNATURES.items() if head.startswith(begins)), "bytes"))
-    if isinstance(value, str):
-        return ColumnType("str")
-    if isinstance(value, bool | np.bool_):
-        return ColumnType("bool")
-    if isinstance(value, int):
-        return ColumnType("int")
+    for kinds, told in _OF_PYTHON:
+        if isinstance(value, kinds):
+            return told
     if isinstance(value, np.generic | np.ndarray):
         return _of_array(np.asarray(value)[None], name)
-    if isinstance(value, float):
-        return ColumnType("float64")
-    if isinstance(value, decimal.Decimal):
-        return ColumnType("str_decimal")
-    if isinstance(value, dt.date | dt.time | dt.timedelta):
-        return ColumnType("str", "text")
-    if isinstance(value, dict):
-        return ColumnType("json")
     if isinstance(value, list | tuple):
         return _of_list(value)
     if hasattr(value, "tobytes") and hasattr(value, "mode"):  # an image of Pillow
@@ -171,13 +172,6 @@ def _of_list(value: Sequence[Any]) -> ColumnType:
     if array.size and array.dtype.name in _NUMBERS | {"bool"}:
         return ColumnType(f"ndarray:{array.dtype.name}", "array")
     return ColumnType("json")
-
-
-def _is_list(kind: Any) -> bool:
-    import pyarrow as pa
-
-    lists = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
-    return isinstance(kind, lists)
 
 
 def _number(kind: Any) -> str:
