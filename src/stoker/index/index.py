@@ -37,12 +37,8 @@ _LARGE: Final = 1 << 18
 class ShardList:
     """Shards in order, and what they hold together. Immutable.
 
-    Args:
-        shards: their descriptions.
-
-    Attributes:
-        shards: one description a shard; of many shards, each is made when it is asked for.
-        sizes: samples in each shard; int64, shape ``(shards,)``, read-only.
+    ``shards``: a description each; of many shards, each is made when it is asked for. ``sizes``: samples in each shard;
+    int64, shape ``(shards,)``, read-only.
     """
 
     def __init__(self, shards: Iterable[ShardInfo]) -> None:
@@ -118,16 +114,11 @@ class ShardList:
 class Index(ShardList):
     """The shards of a dataset, in order. Immutable.
 
-    Args:
-        shards: descriptions that a format's ``parse_shard`` has checked.
-        extra: top-level keys of the index file beyond ``shards`` and ``version``, kept as they are.
-        where: names the index in errors.
+    IndexFileError if two shards share a file, or a file would hide the index. ``shards``: descriptions that a format's
+    ``parse_shard`` has checked. ``extra``: top-level keys of the index file beyond ``shards`` and ``version``, kept as they
+    are. ``where``: names the index in errors.
 
-    Raises:
-        IndexFileError: two shards share a file, or a file would hide the index.
-
-    Attributes:
-        extra: see above.
+    ``extra``: see above.
     """
 
     def __init__(
@@ -255,10 +246,7 @@ class Index(ShardList):
 def load_index(store: Store) -> Index:
     """Read and check a dataset's index.
 
-    Raises:
-        ObjectNotFoundError: there is none.
-        StorageError: it has more than 1 GiB.
-        IndexFileError: it is not a valid index.
+    ObjectNotFoundError if there is none. StorageError if it has more than 1 GiB. IndexFileError if it is not a valid index.
     """
     data = store.get(INDEX_NAME, max_bytes=MOST_BYTES)
     return Index.from_json(data, store.url_of(INDEX_NAME), sizes=partial(sizes_in, store, INDEX_NAME))

@@ -82,8 +82,7 @@ class _Listing(ProcessLocal):
 class ListedVersions:
     """The versions of a store's objects from about now on. Picklable, with what is known by then.
 
-    Args:
-        store: where the objects are. Those of more than 10,000, and of stores that can not list, are not known.
+    ``store``: where the objects are. Those of more than 10,000, and of stores that can not list, are not known.
     """
 
     def __init__(self, store: Store) -> None:
@@ -236,13 +235,9 @@ def opening_time(url: str | os.PathLike[str]) -> int:
 def read_index(store: Store, side: Callable[[], SideIndex] | None = None, block_size: int | None = None) -> LoadedIndex:
     """Read and check a dataset's index.
 
-    Args:
-        side: makes the file that keeps a parsed index, of which only a large one is worth it.
-        block_size: of litdata's tokens; see :func:`stoker.formats.litdata.shards_of`.
-
-    Raises:
-        ObjectNotFoundError: there is none.
-        IndexFileError: it is not a valid index.
+    ObjectNotFoundError if there is none. IndexFileError if it is not a valid index. ``side``: makes the file that keeps a
+    parsed index, of which only a large one is worth it. ``block_size``: of litdata's tokens; see
+    :func:`stoker.formats.litdata.shards_of`.
     """
     data, info = store.read(INDEX_NAME, max_bytes=MOST_BYTES)
     digest = _digest(data)
@@ -264,9 +259,8 @@ def version_of_listing(index: Index, listing: Mapping[str, ObjectInfo]) -> Index
 class VersionWatch:
     """Sees that shards belong to the version of a dataset that was opened. Thread-safe; picklable.
 
-    Args:
-        opened: when, see :func:`opening_time`: before the index was read.
-        listed: versions of the store's objects at the opening, where the index has none.
+    ``opened``: when, see :func:`opening_time`: before the index was read. ``listed``: versions of the store's objects at the
+    opening, where the index has none.
     """
 
     def __init__(self, store: Store, version: IndexVersion, opened: int, listed: ListedVersions | None = None) -> None:
@@ -284,9 +278,7 @@ class VersionWatch:
     def check_fetched(self, info: ObjectInfo) -> None:
         """Check that a file without a hash is of this version. Called when all of it has arrived.
 
-        Raises:
-            DatasetChangedError: it is not.
-            StorageError: the index can not be looked at.
+        DatasetChangedError if it is not. StorageError if the index can not be looked at.
         """
         version = self.version
         if version.files:
@@ -315,13 +307,8 @@ class VersionWatch:
     def look(self, *, cause: BaseException | None = None, seldom: bool = False) -> None:
         """Check that the index is still the one that was opened.
 
-        Args:
-            cause: an error that another version would explain.
-            seldom: ask only every few seconds.
-
-        Raises:
-            DatasetChangedError: the index is another, or gone.
-            StorageError: it can not be asked for.
+        DatasetChangedError if the index is another, or gone. StorageError if it can not be asked for. ``cause``: an error
+        that another version would explain. ``seldom``: ask only every few seconds.
         """
         if self.version.files:
             return
@@ -347,8 +334,7 @@ class VersionWatch:
     def explain(self, error: BaseException) -> None:
         """Raise what explains a failed fetch, if the dataset was written anew; otherwise do nothing.
 
-        Raises:
-            DatasetChangedError: it was.
+        DatasetChangedError if it was.
         """
         if isinstance(error, DatasetChangedError | StorageTimeoutError | AccessDeniedError):
             return

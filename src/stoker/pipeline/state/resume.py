@@ -39,9 +39,8 @@ class ResumeState:
         others: the entries that identify the datasets of its zips and joins, by their names.
         quarantine: leaves samples out; with the pool that holds them.
 
-    Attributes:
-        sample_order: what is read.
-        loads: how many states were loaded into this object. Each ends the iterations that were running.
+    ``sample_order``: what is read. ``loads``: how many states were loaded into this object. Each ends the iterations that
+    were running.
     """
 
     def __init__(
@@ -105,12 +104,8 @@ class ResumeState:
     def pin_quarantine(self, epoch: int, agree: Callable[[str, str], str] | None = None) -> None:
         """Read the list of samples to leave out, where no process that shares the count has done so for an epoch.
 
-        Args:
-            epoch: its number.
-            agree: makes ranks agree on a text, given its name.
-
-        Raises:
-            ConfigError: the list has changed otherwise than at its end, or this rank has another one than others.
+        ConfigError if the list has changed otherwise than at its end, or this rank has another one than others. ``epoch``:
+        its number. ``agree``: makes ranks agree on a text, given its name.
         """
         if self._quarantine is None:
             return
@@ -153,11 +148,7 @@ class ResumeState:
         return state if mark is None else state | {"quarantine": mark.as_dict()}
 
     def check_alone(self) -> None:
-        """Check that only this object delivers.
-
-        Raises:
-            StateError: copies in other processes have begun to iterate.
-        """
+        """Check that only this object delivers. StateError if copies in other processes have begun to iterate."""
         if not self._clock.alone:
             raise StateError(
                 "copies of this dataset in other processes (workers of a DataLoader) have begun to iterate, and run ahead of "
@@ -168,9 +159,8 @@ class ResumeState:
     def here(self) -> EpochPosition:
         """The position to resume from, by what this object has delivered.
 
-        Raises:
-            StateError: it can not know: copies in other processes iterate, two iterations take turns, or other ranks have
-                more batches than this one, which has had all of its own.
+        StateError if it can not know: copies in other processes iterate, two iterations take turns, or other ranks have more
+        batches than this one, which has had all of its own.
         """
         self.check_alone()
         if any((other := left()) is not None and (other.finished or other.samples != n) for left, n in self._left):
@@ -227,10 +217,8 @@ class ResumeState:
     def latest(self, epoch: int | None, data_rank: DataRank, *, begun_here: bool = True) -> EpochPosition:
         """The position at which the iteration that began last did begin, or else the next one will.
 
-        Args:
-            epoch: another epoch, from its beginning.
-            data_rank: a rank.
-            begun_here: whether an epoch that has begun is that of this world; otherwise ``data_rank`` begins it anew.
+        ``epoch``: another epoch, from its beginning. ``data_rank``: a rank. ``begun_here``: whether an epoch that has begun
+        is that of this world; otherwise ``data_rank`` begins it anew.
         """
         begun = self._begun() or self.upcoming()
         if not begun_here:
@@ -271,8 +259,7 @@ class ResumeState:
     def after_epoch(self, point: EpochPosition, plan: Plan) -> EpochPosition:
         """The position to resume from after an iteration over ``plan``, begun at ``point``, has ended.
 
-        Raises:
-            StateError: other ranks have more batches than this one.
+        StateError if other ranks have more batches than this one.
         """
         if others_have_more(plan):
             raise StateError(
@@ -333,11 +320,7 @@ class ResumeState:
         self._forget()
 
     def change(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken, with other streams.
-
-        Raises:
-            StateError: more than the streams differs.
-        """
+        """Go on where ``state`` was taken, with other streams. StateError if more than the streams differs."""
         from stoker.pipeline.state.state import check_same_steps, read_changed
 
         point, sample_order = read_changed(state, self.sample_order)

@@ -40,13 +40,9 @@ _HASHED_BYTES: Final = 1 << 16
 class ArraySource(SampleSource):
     """Samples of arrays: row i of each. All of them count as one shard.
 
-    Args:
-        columns: name to array of shape ``(n, ...)``, or to a list of n values.
-        transform: applied to each sample.
-        bad_samples: what becomes of those of which it raises an error; ``None``: that ends the iteration.
-
-    Raises:
-        ConfigError: no columns, or columns of different lengths.
+    ConfigError for no columns, or columns of different lengths. ``columns``: name to array of shape ``(n, ...)``, or to a
+    list of n values. ``transform``: applied to each sample. ``bad_samples``: what becomes of those of which it raises an
+    error; ``None``: that ends the iteration.
     """
 
     def __init__(
@@ -137,8 +133,7 @@ class ArraySource(SampleSource):
     def labels(self, partition: Partition) -> Array | None:
         """A number for each sample, where a partition needs them.
 
-        Raises:
-            ConfigError: there is no such column, or it has values that can not be numbered.
+        ConfigError if there is no such column, or it has values that can not be numbered.
         """
         name = partition.column
         if name is None:

@@ -300,9 +300,8 @@ def _listed(shards: Sequence[ShardInfo]) -> FileShards | None:
 class AheadWindow:
     """Small shards that are wanted, in order, and those of them whose bytes are read ahead. Not thread-safe.
 
-    Attributes:
-        limit: bytes that are read ahead at most.
-        waiting: bytes of each shard whose reading has not begun, for want of room.
+    ``limit``: bytes that are read ahead at most. ``waiting``: bytes of each shard whose reading has not begun, for want of
+    room.
     """
 
     def __init__(self) -> None:
