@@ -108,7 +108,7 @@ def _check_mask(dataset: StreamingDataset, plan: Plan, mask: str) -> None:
     if plan.padding and not isinstance(plan, BatchPlan):
         raise ConfigError(
             f"this partition repeats {plan.padding} samples, and does not say which: give the dataset "
-            'remainder="drop", or leave its partition= out'
+            'remainder="drop", or leave its partition_algo= out'
         )
 
 

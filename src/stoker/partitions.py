@@ -1,4 +1,4 @@
-"""Partitions of an epoch among ranks: the values of ``partition=`` of a dataset, and of a worker's config.
+"""Partitions of an epoch among ranks: values of a dataset's ``partition_algo=``, and of ``partition=`` of a worker's config.
 
     from stoker.partitions import RoundRobin
 

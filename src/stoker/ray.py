@@ -46,7 +46,7 @@ _ORDER: Final = {
     "batch_size": "give it to iter_batches()",
     "epoch_size": "write limit=",
     "world": "read tasks go to all nodes of the cluster",
-    **dict.fromkeys(("partition", "partition_algo", "remainder", "replication"), _DIVISION),
+    **dict.fromkeys(("partition_algo", "remainder", "replication"), _DIVISION),
     **dict.fromkeys(("shuffle", "shuffle_algo", "shuffle_seed", "shuffle_block_size", "num_canonical_nodes"), _SHUFFLE),
     **dict.fromkeys(("batching_method", "sampling_method", "sampling_granularity", "schedule"), _EPOCHS),
 }

@@ -438,7 +438,9 @@ def test_files_of_the_same_sizes_and_times_are_another_version(
         kept = list(StreamingDataset(**options, subset=Where("third", "==", 2)))
         assert sorted(int(row["id"]) for row in kept) == [n for n in range(SAMPLES) if (n + tag) % 3 == 2]
         # By its labels, each rank has as many samples of each class.
-        ranks = [StreamingDataset(**options, partition=Stratified("third"), world=World(rank, 2)) for rank in range(2)]
+        ranks = [
+            StreamingDataset(**options, partition_algo=Stratified("third"), world=World(rank, 2)) for rank in range(2)
+        ]
         for rank in ranks:
             counts = Counter(int(row["third"]) for row in rank)
             assert max(counts.values()) - min(counts.values()) <= 1

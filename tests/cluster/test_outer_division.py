@@ -381,7 +381,7 @@ def test_what_a_wrapper_can_not_divide_is_refused(accelerate: Any, dataset: Stre
     inner = accelerate.IterableDatasetShard(dataset, 4, 2, 0)
     with pytest.raises(errors.ConfigError, match="twice"):
         list(accelerate.IterableDatasetShard(inner, 4, 2, 0))
-    static = StreamingDataset(str(tmp_path), batch_size=4, partition=RoundRobin(), world=World(0, 2))
+    static = StreamingDataset(str(tmp_path), batch_size=4, partition_algo=RoundRobin(), world=World(0, 2))
     with pytest.raises(errors.ConfigError, match=r"'round_robin' says which rank.*num_processes=1"):
         list(accelerate.IterableDatasetShard(static, 4, 2, 0))
 

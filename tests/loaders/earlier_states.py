@@ -77,7 +77,7 @@ def runs(root: Path) -> dict[str, Callable[[], list[Any]]]:
         "samples": _datasets(root, "a"),
         "per stream": _datasets(root, "ab", batching_method="per_stream"),
         "device per stream": _datasets(root, "ab", batching_method="device_per_stream"),
-        "parts": _datasets(root, "ab", partition=RoundRobin()),
+        "parts": _datasets(root, "ab", partition_algo=RoundRobin()),
         "mosaicml": _datasets(root, "ab", shuffle_algo="py1e", num_canonical_nodes=2, batching_method="stratified"),
         "two streams": _datasets(root, "ab"),
         "streams changed": _datasets(root, "ac"),

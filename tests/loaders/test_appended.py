@@ -453,7 +453,7 @@ def test_a_static_partition_goes_on_where_whole_passes_have_ended(tmp_path: Path
 
     def opened(rank: int = 0, **options: Any) -> StreamingDataset:
         return StreamingDataset(
-            str(data), shuffle=True, batch_size=5, world=World(rank, 2), partition=RoundRobin(), **options
+            str(data), shuffle=True, batch_size=5, world=World(rank, 2), partition_algo=RoundRobin(), **options
         )
 
     runs = [opened(rank) for rank in range(2)]

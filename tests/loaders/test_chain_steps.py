@@ -330,7 +330,7 @@ def test_positions_are_those_of_the_epoch(data: Path) -> None:
     begun += [(number_of(one), int(one["position"])) for one in second]
     assert begun == [(number, at) for at, number in enumerate(order) if number % 3 != 1]
     with pytest.raises(ConfigError, match="positions that are the same on any cluster"):
-        next(opened(data, partition=RoundRobin()).enumerate().batches())
+        next(opened(data, partition_algo=RoundRobin()).enumerate().batches())
     # As the first step it is done with the reading, by a step of another name.
     with pytest.raises(ConfigError, match=r"without an epoch, and enumerate\('at'\) needs an epoch"):
         opened(data).enumerate("at").rename({"at": "place"})[3]

@@ -299,7 +299,7 @@ def test_parts_of_several_streams_are_disjoint_and_complete_and_stay_with_their_
     datasets = [
         StreamingDataset(
             streams=streams_of(data),
-            partition=partition,
+            partition_algo=partition,
             shuffle=True,
             batch_size=8,
             world=World(rank, 3),
@@ -324,7 +324,9 @@ def test_parts_of_several_streams_are_disjoint_and_complete_and_stay_with_their_
 def test_ranges_are_of_one_stream(data: Path) -> None:
     def make(world: World) -> StreamingDataset:
         partition = RangeBased([(0, 10), (10, 200), (200, 300)])
-        return StreamingDataset(local=data / "web", partition=partition, batch_size=4, world=world, remainder="uneven")
+        return StreamingDataset(
+            local=data / "web", partition_algo=partition, batch_size=4, world=world, remainder="uneven"
+        )
 
     assert [sorted(flat(rank)) for rank in world_of(make, 2)] == [[*range(10), *range(200, 300)], [*range(10, 200)]]
 
@@ -332,7 +334,7 @@ def test_ranges_are_of_one_stream(data: Path) -> None:
 def test_a_padded_part_says_how_many_samples_come_twice(data: Path, caplog: pytest.LogCaptureFixture) -> None:
     def make(world: World) -> StreamingDataset:
         return StreamingDataset(
-            local=data / "web", partition=RangeBased([(0, 10), (10, 300)]), batch_size=4, world=world
+            local=data / "web", partition_algo=RangeBased([(0, 10), (10, 300)]), batch_size=4, world=world
         )
 
     ranks = world_of(make, 2)
@@ -344,7 +346,7 @@ def test_a_padded_part_says_how_many_samples_come_twice(data: Path, caplog: pyte
 def test_an_epoch_of_parts_is_finished_in_another_world(data: Path) -> None:
     def make(world: World) -> StreamingDataset:
         return StreamingDataset(
-            streams=streams_of(data), partition=Stratified("label"), shuffle=True, batch_size=6, world=world
+            streams=streams_of(data), partition_algo=Stratified("label"), shuffle=True, batch_size=6, world=world
         )
 
     begun = [make(World(rank, 4)) for rank in range(4)]
@@ -365,21 +367,28 @@ def test_an_epoch_of_parts_is_finished_in_another_world(data: Path) -> None:
 # -- ranks that read the same ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("partition", [None, RoundRobin()])
+@pytest.mark.parametrize("partition", ["elastic", "round_robin", RoundRobin()])
 def test_ranks_that_share_read_the_same_and_others_other_samples(data: Path, partition: Any) -> None:
     def replicated(world: World) -> StreamingDataset:
         return StreamingDataset(
-            streams=streams_of(data), replication=2, shuffle=True, batch_size=5, world=world, partition=partition
+            streams=streams_of(data), replication=2, shuffle=True, batch_size=5, world=world, partition_algo=partition
         )
 
     def meshed(world: World) -> StreamingDataset:
         mesh = Mesh({"pp": 2, "dp": 3, "tp": 2})
         return StreamingDataset(
-            streams=streams_of(data), replication=mesh, shuffle=True, batch_size=5, world=world, partition=partition
+            streams=streams_of(data),
+            replication=mesh,
+            shuffle=True,
+            batch_size=5,
+            world=world,
+            partition_algo=partition,
         )
 
     def alone(world: World) -> StreamingDataset:
-        return StreamingDataset(streams=streams_of(data), shuffle=True, batch_size=5, world=world, partition=partition)
+        return StreamingDataset(
+            streams=streams_of(data), shuffle=True, batch_size=5, world=world, partition_algo=partition
+        )
 
     three = world_of(alone, 3)
     six = world_of(replicated, 6, 2)
@@ -445,7 +454,7 @@ CHANGES: Final[dict[str, tuple[dict[str, Any], str]]] = {
         "the streams were listed as web, books and are listed as books, web",
     ),
     "subset": ({"subset": SkipIds([7])}, r"web\.subset was None and is \[\{'skip': 1"),
-    "partition": ({"partition": RoundRobin()}, r"partition\.name was 'elastic' and is 'round_robin'"),
+    "partition": ({"partition_algo": RoundRobin()}, r"partition\.name was 'elastic' and is 'round_robin'"),
     "seed": ({"shuffle_seed": 5}, "seed was 9176 and is 5"),
     "shuffle": ({"shuffle_algo": "global"}, "shuffle was 'block' and is 'global'"),
     "block size": ({"shuffle_block_size": 99}, r"books\.block_size was \d+ and is 99"),
@@ -485,7 +494,7 @@ def test_other_data_under_the_same_name_is_said(data: Path, tmp_path: Path) -> N
 # -- other streams than before -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("partition", [None, RoundRobin(), Stratified("label")])
+@pytest.mark.parametrize("partition", ["elastic", RoundRobin(), Stratified("label")])
 def test_a_run_continues_with_other_streams_where_each_was(
     data: Path, partition: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -493,11 +502,11 @@ def test_a_run_continues_with_other_streams_where_each_was(
     after: Weights = {"web": {"repeat": 0.2}, "notes": {"choose": 30}}
 
     def world(weights: Weights) -> list[StreamingDataset]:
-        return [mixture(data, weights, world=World(rank, 2), partition=partition) for rank in range(2)]
+        return [mixture(data, weights, world=World(rank, 2), partition_algo=partition) for rank in range(2)]
 
     stopped = world(before)
     seen = [flat([flat(read(dataset)) for dataset in stopped]) for _ in range(2)]
-    inside = partition is None  # the others give each rank samples of its own
+    inside = partition == "elastic"  # the others give each rank samples of its own
     seen.append(flat([flat(read(dataset, 3 if inside else None)) for dataset in stopped]))
     web = [number for epoch in seen for number in epoch if stream_of(number) == "web"]
     state = json.loads(json.dumps(stopped[0].state_dict()))
@@ -526,10 +535,10 @@ def test_a_run_continues_with_other_streams_where_each_was(
     part = flat([flat(read(dataset, 2)) for dataset in again])
     second = json.loads(json.dumps(again[0].state_dict()))
     assert second["origin"]["epoch"] == (2 if inside else 3)
-    alone = mixture(data, after, partition=partition)
+    alone = mixture(data, after, partition_algo=partition)
     alone.load_state_dict(second)
     assert Counter(part + flat(read(alone))) == Counter(whole[0])
-    if partition is None:
+    if partition == "elastic":
         assert Counter(flat(read(alone))) == Counter(whole[1])
     # A run that never changed is another.
     with pytest.raises(StateError, match="is gone"):
@@ -768,7 +777,7 @@ def test_loader_workers_hand_out_what_one_process_does(data: Path, workers: int,
             shuffle=True,
             batch_size=16,
             batching_method="stratified",
-            partition=None,
+            partition_algo="elastic",
             subset=SkipIds([2, 400]),
             **options,
         )
@@ -801,7 +810,7 @@ def test_loader_workers_own_parts_and_finish_them(data: Path) -> None:
     def loader(rank: int, workers: int) -> Any:
         dataset = StreamingDataset(
             streams=streams_of(data),
-            partition=HashBased(64, 2, "user"),
+            partition_algo=HashBased(64, 2, "user"),
             shuffle=True,
             batch_size=8,
             world=World(rank, 2),

@@ -116,7 +116,7 @@ def test_each_rank_has_each_class_in_proportion(data: Path) -> None:
         dataset = StreamingDataset(
             remote=data,
             format="parquet",
-            partition=Stratified("lang"),
+            partition_algo=Stratified("lang"),
             batch_size=20,
             world=World(rank, 3),
             remainder="uneven",

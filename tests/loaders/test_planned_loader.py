@@ -260,7 +260,7 @@ def test_errors_name_both_sides(tmp_path: Path) -> None:
     make_dataset(tmp_path, 60)
     with pytest.raises(ConfigError, match="partition 'round_robin', by which each rank owns"):
         StreamingShardLoader(
-            StreamingDataset(local=tmp_path, partition=RoundRobin()), StreamingConfig(global_batch_size=4)
+            StreamingDataset(local=tmp_path, partition_algo=RoundRobin()), StreamingConfig(global_batch_size=4)
         )
 
 

@@ -89,8 +89,8 @@ ORDERS: dict[str, dict[str, Any]] = {
     "mosaicml": {"shuffle_algo": "py1e"},
     "stratified": {"batching_method": "stratified"},
     "stream by stream": {"batching_method": "per_stream"},
-    "round robin": {"partition": RoundRobin()},
-    "contiguous": {"partition": Contiguous()},
+    "round robin": {"partition_algo": RoundRobin()},
+    "contiguous": {"partition_algo": Contiguous()},
 }
 
 
@@ -388,7 +388,7 @@ def test_half_a_line_and_no_file_are_errors(data: Path, file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"partition": RoundRobin()}, {"shuffle_algo": "py1e"}, {"batching_method": "stratified"}]
+    "settings", [{"partition_algo": RoundRobin()}, {"shuffle_algo": "py1e"}, {"batching_method": "stratified"}]
 )
 def test_ranges_are_of_global_batches(data: Path, file: Path, settings: dict[str, Any]) -> None:
     add(file, {"epoch": 0, "positions": [0, 8]})

@@ -28,9 +28,9 @@ ORDERS: dict[str, dict[str, Any]] = {
     "mosaicml": {"shuffle_algo": "py1e"},
     "mosaicml, stratified": {"shuffle_algo": "py1e", "batching_method": "stratified"},
     "mosaicml, in order": {"shuffle_algo": "py1e", "num_canonical_nodes": 2},
-    "round robin": {"partition": RoundRobin(), "remainder": "uneven"},
-    "contiguous": {"partition": Contiguous()},
-    "by hash": {"partition": HashBased(5, key="id"), "remainder": "uneven"},
+    "round robin": {"partition_algo": RoundRobin(), "remainder": "uneven"},
+    "contiguous": {"partition_algo": Contiguous()},
+    "by hash": {"partition_algo": HashBased(5, key="id"), "remainder": "uneven"},
 }
 SAME_BATCH_SIZE = ("per stream and device",)
 # A filter and a quarantine look for other samples as bad ones do.

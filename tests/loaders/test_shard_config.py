@@ -109,4 +109,4 @@ def test_adaptive_is_no_partition_of_a_streaming_dataset(tmp_path: Any) -> None:
 
     make_dataset(tmp_path, 10)
     with pytest.raises(ConfigError, match="Adaptive is for a StreamingShardLoader"):
-        StreamingDataset(local=tmp_path, partition=Adaptive())  # type: ignore[arg-type]
+        StreamingDataset(local=tmp_path, partition_algo=Adaptive())  # type: ignore[arg-type]

@@ -71,8 +71,8 @@ def make(request: pytest.FixtureRequest, data: Path) -> Make:
     def made(config: StreamingConfig, on_bad_sample: Any = "skip", **settings: Any) -> StreamingShardLoader:
         settings = {"shuffle": True, "batch_size": 6, **settings}
         if request.param == "arrays":
-            if settings.get("partition") is not None:
-                config = config.with_partition(settings["partition"])
+            if "partition_algo" in settings:
+                config = config.with_partition(settings["partition_algo"])
             arrays = {"id": np.arange(SAMPLES)}
             return StreamingShardLoader(arrays, config, transform=raises_for_bad, on_bad_sample=on_bad_sample)
         if request.param == "transform":
@@ -123,8 +123,8 @@ def test_good_samples_come_once_and_replaced_ones_in_their_places(make: Make, ki
 @pytest.mark.parametrize("kind", ["batches", "joined", "static", "planned"])
 @pytest.mark.parametrize("on_bad_sample", ["skip", "replace"])
 def test_ranks_take_as_many_steps_as_without_bad_samples(make: Make, kind: str, on_bad_sample: str) -> None:
-    partition = Contiguous() if kind == "static" else None
-    ranks = [make(config_of(kind, rank, 3), on_bad_sample, partition=partition) for rank in range(3)]
+    more = {"partition_algo": Contiguous()} if kind == "static" else {}
+    ranks = [make(config_of(kind, rank, 3), on_bad_sample, **more) for rank in range(3)]
     found = [list(steps(rank)) for rank in ranks]
     assert [len(rank) for rank in ranks] == [*map(len, found)]
     assert len({*map(len, found)}) == 1
@@ -173,7 +173,7 @@ def test_samples_one_by_one_of_ranks_in_step_are_replaced_not_left_out(data: Pat
         StreamingShardLoader(dataset, StreamingConfig(2, 0))
     parts = [
         StreamingShardLoader(
-            StreamingDataset(data, on_bad_sample="skip", remainder="uneven", partition=RoundRobin()),
+            StreamingDataset(data, on_bad_sample="skip", remainder="uneven", partition_algo=RoundRobin()),
             StreamingConfig(2, rank),
         )
         for rank in range(2)

@@ -344,11 +344,13 @@ FEATURES: Final = (
     ),
     Feature("canonical nodes", "canonical nodes", _options(num_canonical_nodes=2)),
     Feature("relaxed", "partition", _options(partition_algo="relaxed")),
-    Feature("round robin", "partition", _options(partition=RoundRobin())),
-    Feature("contiguous", "partition", _options(partition=Contiguous())),
-    Feature("by hash", "partition", _options(partition=HashBased(6, key="s"))),
-    Feature("by range", "partition", _options(partition=RangeBased([(0, 10), (10, 20), (20, 30), (30, 45), (45, 70)]))),
-    Feature("stratified parts", "partition", _options(partition=Stratified("u"))),
+    Feature("round robin", "partition", _options(partition_algo=RoundRobin())),
+    Feature("contiguous", "partition", _options(partition_algo=Contiguous())),
+    Feature("by hash", "partition", _options(partition_algo=HashBased(6, key="s"))),
+    Feature(
+        "by range", "partition", _options(partition_algo=RangeBased([(0, 10), (10, 20), (20, 30), (30, 45), (45, 70)]))
+    ),
+    Feature("stratified parts", "partition", _options(partition_algo=Stratified("u"))),
     Feature("hash split", "subset", _options(subset=HashSplit(0, 0.5, seed=3))),
     Feature("where", "subset", _options(subset=Where("u", "<", 9))),
     Feature("keep ids", "subset", _options(subset=KeepIds([*range(5, 50), 3]))),

@@ -204,7 +204,7 @@ def test_a_run_is_divided_by_a_column_with_nulls(tmp_path: Path, partition: Any)
     pq.write_table(pa.table({"id": range(300), "t": texts}), tmp_path / "0.parquet", row_group_size=70)
 
     def of_rank(rank: int, **options: Any) -> list[dict[str, Any]]:
-        given: dict[str, Any] = {"remote": tmp_path, "format": "parquet", "partition": partition, **options}
+        given: dict[str, Any] = {"remote": tmp_path, "format": "parquet", "partition_algo": partition, **options}
         return list(StreamingDataset(**given, world=World(rank, 2), batch_size=1, remainder="uneven"))
 
     parts = [of_rank(rank) for rank in range(2)]
@@ -213,7 +213,7 @@ def test_a_run_is_divided_by_a_column_with_nulls(tmp_path: Path, partition: Any)
     assert with_null == [50, 50] if isinstance(partition, Stratified) else sorted(with_null) == [0, 100]
     without = [of_rank(rank, subset=Where("t", "!=", None)) for rank in range(2)]
     assert sorted(sample["id"] for part in without for sample in part) == [one for one in range(300) if one % 3]
-    state = StreamingDataset(remote=tmp_path, format="parquet", partition=partition, batch_size=1).state_dict()
+    state = StreamingDataset(remote=tmp_path, format="parquet", partition_algo=partition, batch_size=1).state_dict()
     assert state["order"]["partition"]["nulls"] == "group"
 
 

@@ -28,7 +28,7 @@ from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import check_divides_by_id, check_sampling
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
-from stoker.order.partition import Elastic, Partition
+from stoker.order.partition import Partition
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.ranks.data_rank import Replication
 from stoker.pipeline.transforms import Override
@@ -122,11 +122,10 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         schedule: weights of the streams that change during training: :class:`~stoker.order.mixture.schedule.Schedule`.
         batching_method: ``"random"`` (streams mixed), ``"stratified"`` (each global batch has the streams in proportion),
             ``"per_stream"`` (each global batch is of one stream), ``"device_per_stream"`` (each rank's batch is).
-        partition: how samples are divided among ranks: :class:`~stoker.order.partition.Elastic` (default: global
-            batches, the same in any world), ``RoundRobin``, ``Contiguous``, ``HashBased``, ``RangeBased``, ``Stratified``, or
-            one of your own.
-        partition_algo: ``"orig"`` or ``"relaxed"``: which partition of mosaicml-streaming 0.13.0, with its orders. Given, it
-            makes the order that of mosaicml-streaming without shuffling, too.
+        partition_algo: how samples are divided among ranks, by name or as an object: ``"elastic"`` (global batches, the same
+            in any world), ``"round_robin"``, ``"contiguous"``, ``HashBased(...)``, ``RangeBased(...)``, ``Stratified(...)``,
+            or one of your own, see docs/order/partitions.md; or ``"orig"``, ``"relaxed"``: those of mosaicml-streaming
+            0.13.0, with its orders, without shuffling, too.
         replication: which ranks read the same samples (tensor, sequence parallelism): so many consecutive ones, or those that
             a :class:`~stoker.cluster.mesh.Mesh` says, or a torch ``DeviceMesh`` whose dimension ``"dp"`` is the data's.
         world: this process's rank and world. Default: found by :meth:`World.detect <stoker.cluster.world.World.detect>` each
@@ -153,7 +152,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         subset="conditions are written Where('column', '>', 3), functions Where.function('column', function, name), ids "
         "KeepIds([1, 2]); steps are left out by quarantine=[SkipSteps(...)]",
         quarantine="such as [SkipSteps(340, 343, epoch=0, global_batch=512), SkipIds([17])], or the path of a file",
-        partition="such as RoundRobin(); Adaptive is for a StreamingShardLoader",
+        partition_algo='such as "round_robin" or Stratified("label"); Adaptive is for a StreamingShardLoader',
         world="such as World(rank=0, world_size=2)",
         mesh="it is replication=",
         **IN_READ_OPTIONS,
@@ -195,8 +194,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         sampling_granularity: int = 1,
         schedule: Schedule | None = None,
         batching_method: str = "random",
-        partition: Partition | None = None,
-        partition_algo: str | None = None,
+        partition_algo: str | Partition = "elastic",
         replication: Replication | None = None,
         world: World | None = None,
         remainder: Remainder = "pad",
@@ -205,7 +203,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
     ) -> None:
         # What a copy in a worker does not need, which is given an opened dataset.
         from stoker.loaders.dataset_methods.open_dataset import check_sizes, open_dataset
-        from stoker.pipeline.build_order import OrderOptions
+        from stoker.pipeline.build_order import OrderOptions, chosen_partition
         from stoker.pipeline.order_sources import needed_columns
 
         length = check_sizes(batch_size, predownload, epoch_size)
@@ -221,6 +219,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         elif any(given is not None for given in (remote, local, format, format_options, stream_config)):
             raise ConfigError("give streams=, or remote=, local= and format= for a single one, not both")
         arguments = locals()  # as they were given, but for streams
+        partition, mosaicml_partition = chosen_partition(partition_algo)
         subsets = () if subset is None else as_subsets(subset)
         defaults = StreamDefaults(
             download_retry=download_retry,
@@ -240,14 +239,14 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             num_canonical_nodes=num_canonical_nodes,
             block_size=shuffle_block_size,
             epoch_size=length,
-            partition=partition or Elastic(),
+            partition=partition,
             batching_method=batching_method,
             sampling_method=sampling_method,
             sampling_granularity=sampling_granularity,
             schedule=schedule,
             subsets=subsets,
             remainder=remainder,
-            partition_algo=partition_algo,
+            partition_algo=mosaicml_partition,
             read=replace(read, allow_unsafe_types=True) if allow_unsafe_types else read,
         )
         self.batch_size = batch_size

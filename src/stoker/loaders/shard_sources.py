@@ -49,7 +49,7 @@ def changed_order(sample_order: SampleOrder, config: StreamingConfig) -> SampleO
         ):
             raise ConfigError(
                 f"partition {partition.name!r} needs the values of column {column!r}, which the dataset reads: give the "
-                f"StreamingDataset partition={partition.name} too"
+                f"StreamingDataset partition_algo={partition!r} too"
             )
         settings = replace(settings, partition=partition)
     if config.shuffle_seed is not None:

@@ -64,7 +64,7 @@ class OrderWithout:
         if len(left_out.begins) and type(run.plan) not in (BatchPlan, DevicePlan):
             raise ConfigError(
                 "ranges of steps or positions are left out of global batches in an order of stoker's own, with "
-                "partition=Elastic(): name the samples by their ids"
+                "partition_algo='elastic': name the samples by their ids"
             )
         if type(run.plan) in (BatchPlan, DevicePlan) and len(left_out.begins) and left_out.begins[-1] >= run.plan.end:
             raise ConfigError(

@@ -10,7 +10,7 @@ from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.order.mixture.weights import Mixture
 from stoker.order.native import NativeOrder
-from stoker.order.partition import Elastic
+from stoker.order.partition import Elastic, Partition
 from stoker.order.settings import NativeSettings, OrderChoices
 from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.pipeline.order_sources import make_sources
@@ -50,6 +50,31 @@ class OrderOptions(OrderChoices):
         return not others.isdisjoint(MOSAICML_SHUFFLES)
 
 
+def chosen_partition(given: str | Partition) -> tuple[Partition, str | None]:
+    """The partition of stoker's orders, and the name of one of mosaicml-streaming's, whose orders it chooses.
+
+    Args:
+        given: a partition, or its name.
+
+    Raises:
+        ConfigError: none has this name.
+    """
+    if not isinstance(given, str):
+        return given, None
+    if given == Elastic.name:
+        return Elastic(), None
+    from stoker.order.mosaicml.partition import PARTITIONS
+    from stoker.order.partition_strategies import Contiguous, RoundRobin
+
+    if given in PARTITIONS:
+        return Elastic(), given
+    known: dict[str, Partition] = {one.name: one for one in (Elastic(), RoundRobin(), Contiguous())}
+    if given not in known:
+        named = unknown_name("partition_algo", given, (*known, *PARTITIONS))
+        raise ConfigError(f"{named}; partitions with settings are objects, such as HashBased(64)")
+    return known[given], None
+
+
 def make_order(streams: Streams, options: OrderOptions) -> NativeOrder | MosaicmlOrder:
     """The sample order of opened streams.
 
@@ -86,7 +111,7 @@ def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
     )
     subsets = options.subsets or any(stream.subsets for stream in streams.streams)
     for name, given in (
-        ("partition", options.partition != Elastic()),
+        ("partition_algo", options.partition != Elastic()),
         ("schedule", options.schedule is not None),
         ("subset", bool(subsets)),
         ("remainder", options.remainder != "pad"),
@@ -94,7 +119,7 @@ def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
         if given:
             raise ConfigError(
                 f"{name}= does not go with {chosen}, which chooses an order of mosaicml-streaming, that has no such thing: "
-                'use shuffle_algo="block" without partition_algo='
+                'use shuffle_algo="block"' + (" without partition_algo=" if name != "partition_algo" else "")
             )
     weights = [stream.weight for stream in streams.streams]
     mixture = Mixture.resolve(

@@ -114,7 +114,7 @@ def check_positions(steps: Sequence[Step], run: Run | OuterRun) -> None:
     if type(plan) not in (BatchPlan, DevicePlan):
         raise ConfigError(
             "enumerate() gives positions that are the same on any cluster, and this order has none: use it without "
-            "partition=, with batching_method='random' or 'per_stream', and a shuffle_algo of stoker's own"
+            "partition_algo=, with batching_method='random' or 'per_stream', and a shuffle_algo of stoker's own"
         )
 
 
@@ -155,7 +155,7 @@ def check_division(sample_order: SampleOrder, division: OuterDivision) -> None:
     order = sample_order.as_dict()["order"]
     partition = order.get("partition")
     if isinstance(partition, Mapping) and partition.get("name") != "elastic":
-        said = f"partition={partition.get('name')!r}"
+        said = f"partition_algo={partition.get('name')!r}"
     elif order.get("batching_method") == "device_per_stream":
         said = "batching_method='device_per_stream'"
     else:

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def needed_columns(
-    columns: Sequence[str], subsets: Sequence[Subset], streams: Sequence[Stream], partition: Partition | None
+    columns: Sequence[str], subsets: Sequence[Subset], streams: Sequence[Stream], partition: Partition
 ) -> tuple[str, ...]:
     """All columns that are read of any sample: those asked for, and those that a subset or a partition looks at."""
     subsets = [*subsets, *(subset for stream in streams for subset in stream.subsets)]
     others = [name for subset in subsets if isinstance(subset, Condition) for name in subset.columns]
-    if partition is not None and partition.column is not None:
+    if partition.column is not None:
         others.append(partition.column)
     return tuple(dict.fromkeys([*columns, *others]))
 

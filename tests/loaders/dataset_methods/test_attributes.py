@@ -84,7 +84,7 @@ def test_arguments_are_attributes_that_can_not_be_changed(root: Path) -> None:
     }
     dataset = both(root, **given)
     assert {name: getattr(dataset, name) for name in given} == given
-    assert (dataset.partition_algo, dataset.cache_limit) == (None, None)
+    assert (dataset.partition_algo, dataset.cache_limit) == ("elastic", None)
     dataset.shuffle_seed = 5  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"shuffle_seed tells of the open dataset.*give it to the constructor"):
         dataset.shuffle_seed = 6  # type: ignore[assignment]

@@ -55,7 +55,7 @@ def ids(batch: Any) -> list[int]:
     return [int(number) for number in batch["id"]]
 
 
-@pytest.mark.parametrize("options", [{"partition": RoundRobin()}, {"shuffle_algo": "py1e"}])
+@pytest.mark.parametrize("options", [{"partition_algo": RoundRobin()}, {"shuffle_algo": "py1e"}])
 def test_a_state_without_the_start_of_its_epoch_is_refused(data: Path, options: Any) -> None:
     reader = open_rank(data, 0, 2, **options)
     next(iter(reader.batches()))
@@ -72,13 +72,13 @@ def test_a_state_without_the_start_of_its_epoch_is_refused(data: Path, options: 
 
 def test_a_state_that_does_not_say_how_nulls_are_treated_is_of_the_default(data: Path) -> None:
     partition = HashBased(4, key="label")
-    reader = open_rank(data, 0, 2, partition=partition)
+    reader = open_rank(data, 0, 2, partition_algo=partition)
     next(iter(reader.batches()))
     state = reader.state_dict()
     del state["order"]["partition"]["nulls"]
-    open_rank(data, 0, 2, partition=partition).load_state_dict(state)
+    open_rank(data, 0, 2, partition_algo=partition).load_state_dict(state)
     with pytest.raises(StateError, match=r"partition.nulls was 'error' and is 'group'"):
-        open_rank(data, 0, 2, partition=HashBased(4, key="label", nulls="group")).load_state_dict(state)
+        open_rank(data, 0, 2, partition_algo=HashBased(4, key="label", nulls="group")).load_state_dict(state)
 
 
 def test_fields_of_a_state_that_have_wrong_types_are_named(data: Path) -> None:
@@ -101,7 +101,7 @@ def make_options(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.3:
         algo = rng.choice(["naive", "py1s", "py2s", "py1br", "py1e"])
         return {"shuffle_algo": algo, "shuffle_block_size": 20, "num_canonical_nodes": rng.choice([None, 2, 4])}
-    return {"partition": rng.choice(DRAWN), "remainder": rng.choice(["pad", "uneven", "drop"])}
+    return {"partition_algo": rng.choice(DRAWN), "remainder": rng.choice(["pad", "uneven", "drop"])}
 
 
 def read_steps(data: Path, options: dict[str, Any], state: Any, world: int, size: int, rng: random.Random) -> Any:
@@ -161,7 +161,7 @@ def test_histories_through_datasets_and_loaders(data: Path, pytestconfig: pytest
 
 @pytest.mark.parametrize("through", ["dataset", "loader"])
 def test_a_rank_that_ends_before_others_has_no_state_and_says_who_has(data: Path, through: str) -> None:
-    sets = [open_rank(data, rank, 3, partition=SKEWED, remainder="uneven") for rank in range(3)]
+    sets = [open_rank(data, rank, 3, partition_algo=SKEWED, remainder="uneven") for rank in range(3)]
     sources: list[Any] = [StreamingDataLoader(one) for one in sets] if through == "loader" else list(sets)
     iterators = [iter(s) if through == "loader" else s.batches() for s in sources]
     had = [ids(batch) for iterator in iterators for _, batch in zip(range(3), iterator, strict=False)]
@@ -180,20 +180,20 @@ def test_a_rank_that_ends_before_others_has_no_state_and_says_who_has(data: Path
 
 def resumed(data: Path, rank: int, world: int, state: Any) -> Any:
     """The rest of an epoch in another world."""
-    one = open_rank(data, rank, world, partition=SKEWED, remainder="uneven")
+    one = open_rank(data, rank, world, partition_algo=SKEWED, remainder="uneven")
     one.load_state_dict(state)
     return one.batches()
 
 
 @pytest.mark.parametrize("steps", [3, 10])
 def test_num_samples_counts_what_padded_ranks_repeat(data: Path, steps: int) -> None:
-    sets = [open_rank(data, rank, 3, partition=SKEWED) for rank in range(3)]
+    sets = [open_rank(data, rank, 3, partition_algo=SKEWED) for rank in range(3)]
     had = [ids(batch) for one in sets for _, batch in zip(range(steps), one.batches(), strict=False)]
     count = sum(map(len, had))
     assert len({number for batch in had for number in batch}) < count  # short ranks repeat theirs
     state = sets[0].state_dict(count, from_beginning=False)
     for rank in range(2):
-        one = open_rank(data, rank, 2, partition=SKEWED)
+        one = open_rank(data, rank, 2, partition_algo=SKEWED)
         one.load_state_dict(state)
         had += map(ids, one.batches())
     assert {number for batch in had for number in batch} == set(range(COUNT))
@@ -330,7 +330,7 @@ def test_ranks_that_drop_the_last_batch_take_equally_many_steps(
     for size in range(2, 9):
         loaders = [
             StreamingDataLoader(
-                open_rank(data, rank, 3, partition=partition, batch_size=size, columns=columns), drop_last=True
+                open_rank(data, rank, 3, partition_algo=partition, batch_size=size, columns=columns), drop_last=True
             )
             for rank in range(3)
         ]
@@ -402,7 +402,7 @@ def test_only_one_iteration_over_a_stream_continues(data: Path) -> None:
 
 def test_an_endless_stream_continues_after_an_epoch_that_had_ended_for_this_rank(data: Path) -> None:
     def opened() -> LMStream:
-        dataset = open_rank(data, 0, 3, columns=["tokens"], partition=SKEWED, remainder="uneven", batch_size=2)
+        dataset = open_rank(data, 0, 3, columns=["tokens"], partition_algo=SKEWED, remainder="uneven", batch_size=2)
         return LMStream(dataset, "tokens", 2, 8, layout="truncate", pad_id=0, endless=True)
 
     stream = opened()

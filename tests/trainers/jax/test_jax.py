@@ -92,7 +92,7 @@ def test_a_partition_that_repeats_samples_is_refused(
 ) -> None:
     world = World(0, 2)
     monkeypatch.setattr(stoker.jax, "world", lambda sharding: world)
-    dataset = StreamingDataset(str(data), batch_size=4, epoch_size=97, partition=RoundRobin(), world=world)
+    dataset = StreamingDataset(str(data), batch_size=4, epoch_size=97, partition_algo=RoundRobin(), world=world)
     with pytest.raises(ConfigError, match="does not say which"):
         list(stoker.jax.batches(dataset, sharding, mask="real"))
 

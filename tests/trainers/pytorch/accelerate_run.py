@@ -27,7 +27,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import ChainDataset, DataLoader, IterableDataset
 
 from stoker import KeepIds, StreamingDataLoader, StreamingDataset, StreamingParquetLoader, World
-from stoker.partitions import RoundRobin
 from trainers.launch import arguments, record
 
 
@@ -88,12 +87,12 @@ def main() -> None:
         )
     )
     batch_size = options.batch_size * (accelerator.num_processes if "split" in words else 1)
-    partition = RoundRobin() if "static" in words else None
+    partition = "round_robin" if "static" in words else "elastic"
     dataset: Any = StreamingDataset(
         options.data,
         shuffle=True,
         batch_size=batch_size,
-        partition=partition,
+        partition_algo=partition,
         replication=2 if "replicated" in words else None,
         world=World() if "told" in words else None,
     )

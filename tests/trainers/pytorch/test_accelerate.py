@@ -74,7 +74,7 @@ def test_each_sample_comes_once(data: Path, variant: str, workers: int, unique: 
         ("columnar shard", "divides single samples, and this loader, with batch_size=None, has whole batches"),
         ("stateful", "for use_stateful_dataloader=True, let each rank read its own part"),
         ("columnar drop_last", "is not told of drop_last=True with columnar=True"),
-        ("static", "partition='round_robin' says which rank gets which samples"),
+        ("static", "partition_algo='round_robin' says which rank gets which samples"),
     ],
 )
 def test_what_would_lose_samples_is_refused(data: Path, variant: str, said: str) -> None:

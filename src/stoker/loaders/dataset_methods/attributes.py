@@ -9,6 +9,7 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.lazy import shadowed
 from stoker.loaders.dataset_methods.opened import SAMPLE_METHODS, DatasetBase, Told
+from stoker.order.partition import Partition
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids
 
@@ -84,7 +85,7 @@ class DatasetAttributes(DatasetBase):
     sampling_method = Told[str]('``"balanced"`` or ``"fixed"``.')
     sampling_granularity = Told[int]("Samples that fixed sampling takes from one shard at a time.")
     batching_method = Told[str]("The method by which streams are mixed in batches.")
-    partition_algo = Told[str | None]("The partition of mosaicml-streaming, as given.")
+    partition_algo = Told[str | Partition]("How samples are divided among ranks, as given.")
     replication = Told[Any]("The ranks that read the same samples, as given.")
     num_canonical_nodes = Told[int | None](
         "Parts that a shuffle cuts the data into; ``None`` where the world in which the epoch begins decides.",
