@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from format_table import OTHERS, ROWS, WRITTEN, sample_of
 
-from stoker import Adaptive, BadSamples, StreamingConfig, StreamingDataset, StreamingShardLoader
+from stoker import Adaptive, BadSamples, ReadOptions, StreamingConfig, StreamingDataset, StreamingShardLoader
 from stoker.cluster import World
 from stoker.errors import StokerError, TooManyBadSamplesError
 from stoker.formats.registry import format_names
@@ -122,7 +122,7 @@ def test_good_samples_of_damaged_files_come_once(name: str, tmp_path: Path) -> N
 
 def check_ranks_and_resume(opened: Any, wanted: list[Any]) -> None:
     """Ranks take equally many steps and deliver all good samples once, shuffled, also where each resumes after some steps."""
-    settings: dict[str, Any] = {"shuffle": True, "remainder": "drop", "ids": "its id"}
+    settings: dict[str, Any] = {"shuffle": True, "remainder": "drop", "read": ReadOptions(ids="its id")}
     for rank in range(2):
         world = World(rank, 2, 2)
         first = opened(world=world, **settings)
@@ -158,7 +158,7 @@ def check_shard_loader(opened: Any, wanted: list[Any], engine: str) -> None:
     whole, halves = [], []
     for rank in range(2):
         config = StreamingConfig(2, rank, batch_size=7, checkpoint_interval=None)
-        settings = {"batch_size": 7, "ids": "its id", "remainder": "drop", "shuffle": True}
+        settings = {"batch_size": 7, "read": ReadOptions(ids="its id"), "remainder": "drop", "shuffle": True}
         whole.append([batch["its id"].tolist() for batch in StreamingShardLoader(opened(**settings), config)])
         first, again = (StreamingShardLoader(opened(**settings), config) for _ in range(2))
         taken = [batch["its id"].tolist() for batch in islice(first, 2)]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from s3server import Bucket
-from stoker import HashSplit, MDSWriter, SkipIds, Stream, StreamingDataset, World
+from stoker import HashSplit, MDSWriter, ReadOptions, SkipIds, Stream, StreamingDataset, World
 from stoker.errors import StateError
 from stoker.partitions import RoundRobin
 
@@ -90,7 +90,9 @@ def test_the_epoch_goes_on_with_what_was_appended(
     WRITERS[kind](data, 0, 100)
 
     def opened() -> StreamingDataset:
-        return StreamingDataset(str(data), shuffle=shuffle, batch_size=BATCH, num_canonical_nodes=1, ids="id")
+        return StreamingDataset(
+            str(data), shuffle=shuffle, batch_size=BATCH, num_canonical_nodes=1, read=ReadOptions(ids="id")
+        )
 
     run = opened()
     seen = take(run, 7)
@@ -131,7 +133,12 @@ def test_files_may_lie_elsewhere(tmp_path: Path, kind: str, stored: str, bucket:
                 client.upload_file(str(path), bucket.name, f"data/{path.name}")
 
     def opened() -> StreamingDataset:
-        settings: dict[str, Any] = {"shuffle": True, "batch_size": BATCH, "num_canonical_nodes": 1, "ids": "id"}
+        settings: dict[str, Any] = {
+            "shuffle": True,
+            "batch_size": BATCH,
+            "num_canonical_nodes": 1,
+            "read": ReadOptions(ids="id"),
+        }
         if stored == "cached":
             return StreamingDataset(remote=data.as_uri(), local=str(tmp_path / "cache"), **settings)
         return StreamingDataset(f"{bucket.url}/data", storage_options=bucket.storage_options, **settings)
@@ -160,7 +167,7 @@ def test_drawn_histories_of_one_dataset(tmp_path: Path, seed: int) -> None:
         "num_canonical_nodes": draw.choice([1, 2, 3]),
         "subset": draw.choice([None, SkipIds([3, 17]), HashSplit(0.0, 0.7)]),
         "remainder": "uneven",
-        "ids": "id",
+        "read": ReadOptions(ids="id"),
     }
     if draw.random() < 0.2:
         settings |= {"shuffle": False, "num_canonical_nodes": None}

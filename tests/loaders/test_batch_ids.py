@@ -1,4 +1,4 @@
-"""``ids=``: each sample's id, in every batch and of the sample that is really there."""
+"""``ReadOptions(ids=)``: each sample's id, in every batch and of the sample that is really there."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def raises_for_bad(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def opened(data: Path, **settings: Any) -> StreamingDataset:
-    chosen = {"shuffle": True, "batch_size": 16, "ids": "number", **settings}
+    chosen = {"shuffle": True, "batch_size": 16, "read": ReadOptions(ids="number"), **settings}
     return StreamingDataset(streams=[Stream(local=data / name, repeat=1.2) for name in STREAMS], **chosen)
 
 
@@ -70,7 +70,12 @@ def told(dataset: StreamingDataset) -> list[list[int]]:
 def test_ids_are_those_of_the_order(data: Path, settings: dict[str, Any], tmp_path: Path) -> None:
     if "cache_limit" in settings:  # so little that samples are read together, shard by shard
         dataset = StreamingDataset(
-            f"file://{data}/a", local=tmp_path, shuffle=True, batch_size=16, ids="number", cache_limit=3000
+            f"file://{data}/a",
+            local=tmp_path,
+            shuffle=True,
+            batch_size=16,
+            read=ReadOptions(ids="number"),
+            cache_limit=3000,
         )
     else:
         dataset = opened(data, **settings)
@@ -100,7 +105,7 @@ def test_the_id_is_that_of_the_sample_that_is_there(
     settings: dict[str, Any] = {
         "on_bad_sample": on_bad_sample,
         "transform": raises_for_bad,
-        "read": ReadOptions(read_threads=threads),
+        "read": ReadOptions(ids="number", read_threads=threads),
     }
     dataset = opened(data, **settings)
     found = [*pairs(iter(StreamingDataLoader(dataset)) if collated else dataset.batches())]
@@ -119,7 +124,9 @@ def test_a_batch_of_no_samples_has_the_column(tmp_path: Path) -> None:
     (shard,) = tmp_path.glob("*.mds")
     shard.write_bytes(shard.read_bytes().replace(b'["sample"]', b'["sample"}'))
     skips = BadSamples("skip", max_share=None)
-    for batch in StreamingDataset(tmp_path, ids="number", on_bad_sample=skips, batch_size=2).batches():
+    for batch in StreamingDataset(
+        tmp_path, read=ReadOptions(ids="number"), on_bad_sample=skips, batch_size=2
+    ).batches():
         assert batch["x"] == []
         assert np.array_equal(batch["number"], np.zeros(0))
 
@@ -131,7 +138,7 @@ def test_a_shard_loader_delivers_them(data: Path) -> None:
 @pytest.mark.parametrize("name", ["x", ""])
 def test_a_name_that_is_taken_is_refused(data: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="choose another name"):
-        opened(data, ids=name)
+        opened(data, read=ReadOptions(ids=name))
 
 
 def test_a_stream_of_tokens_refuses_them(data: Path) -> None:

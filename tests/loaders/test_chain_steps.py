@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain as chain_of
 from itertools import islice
@@ -352,9 +353,9 @@ def test_columns_change_names_and_are_chosen_without_being_decoded(data: Path, t
     with StreamingDataLoader(opened(data, transform=changed.chain), columnar=True) as loader:
         assert list(next(iter(loader))) == ["id", "number"]
     assert StreamingShardLoader(opened(data, transform=changed.chain)).next().keys() == {"id", "number"}
-    ids = opened(data, ids="key").rename({"key": "k"}).select(["k"])
+    ids = opened(data, read=ReadOptions(ids="key")).rename({"key": "k"}).select(["k"])
     assert [one for batch in ids.batches() for one in np.asarray(batch["k"]).tolist()] == [
-        one["k"] for one in opened(data, ids="k")
+        one["k"] for one in opened(data, read=ReadOptions(ids="k"))
     ]
     # A column that does not decode is no matter where it is dropped.
     out = tmp_path / "damaged"
@@ -523,7 +524,9 @@ def test_filtered_batches_have_the_columns_of_others(data: Path, dropped: Any) -
             assert {name: type(column) for name, column in batch.items()} == wanted
             assert np.asarray(batch["n"]).dtype == np.int64
             assert np.asarray(batch["x"])[:, 0].tolist() == np.asarray(batch["n"]).tolist()
-        identified: dict[str, Any] = next(opened(data, read=read, ids="at").filter(odd_ones, dropped=dropped).batches())
+        identified: dict[str, Any] = next(
+            opened(data, read=replace(read, ids="at")).filter(odd_ones, dropped=dropped).batches()
+        )
         assert identified["at"].dtype == np.int64
         assert identified["at"].tolist() == identified["id"].tolist()
 

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
@@ -326,7 +326,7 @@ class Run:
     def opened(
         self, data: Path, cache: Path, world: World, batch_size: int, read: ReadOptions, lot: Lot
     ) -> StreamingDataset:
-        how: dict[str, Any] = {"read": read}
+        how: dict[str, Any] = {"read": replace(read, ids=self.ids)}
         streams = []
         kind = lot.choice(("here", "disk", "memory"))
         if kind != "here":
@@ -342,9 +342,7 @@ class Run:
             how["quarantine"] = [SkipIds(self.quarantine)]
         if self.bad != "raise":
             how["on_bad_sample"] = BadSamples(self.bad, max_share=None)  # type: ignore[arg-type]
-        dataset = StreamingDataset(
-            streams=streams, batch_size=batch_size, world=world, ids=self.ids, **how, **self.options
-        )
+        dataset = StreamingDataset(streams=streams, batch_size=batch_size, world=world, **how, **self.options)
         for step in self.steps:
             dataset = STEPS[step].add(
                 dataset,

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from patience import PATIENCE
-from stoker import BadSamples, Chain, HashSplit, SkipIds, Stream, StreamingDataset
+from stoker import BadSamples, Chain, HashSplit, ReadOptions, SkipIds, Stream, StreamingDataset
 from stoker.cluster import World
 from stoker.errors import ConfigError
 from support import environ, write_columns
@@ -48,7 +48,7 @@ def settings(data: Path, chance: random.Random) -> dict[str, Any]:
         "shuffle_algo": chance.choice(["block", "global", "py1e", "py2s"]),
         "batch_size": chance.choice([1, 3, 8]),
         "num_canonical_nodes": chance.choice([None, 4]),
-        "ids": "number",
+        "read": ReadOptions(ids="number"),
     }
     if chance.random() < 0.5:
         found["transform"] = Chain().map(doubled).random_map(noisy)

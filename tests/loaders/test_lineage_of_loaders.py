@@ -15,6 +15,7 @@ import pytest
 
 from stoker import (
     MDSWriter,
+    ReadOptions,
     ShardConfig,
     SkipIds,
     StreamingConfig,
@@ -46,7 +47,7 @@ def has_note(number: int) -> bool:
 
 
 def opened(data: Path, **settings: Any) -> StreamingDataset:
-    given: dict[str, Any] = {"shuffle": True, "shuffle_seed": 3, "batch_size": 8, "ids": "number"}
+    given: dict[str, Any] = {"shuffle": True, "shuffle_seed": 3, "batch_size": 8, "read": ReadOptions(ids="number")}
     return StreamingDataset(data / "data", **(given | settings))
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from stoker import (
     KeepIds,
+    ReadOptions,
     SkipIds,
     SkipSteps,
     Stream,
@@ -345,7 +346,7 @@ def test_a_line_is_of_its_own_stream_where_these_are_listed_in_another_order(
         for url in (where.url, where.file, f"file://{where.url}"):
             line = {"sample": 100, "url": url, "shard": where.shard, "row": where.row}
             file.write_text(json.dumps(line) + "\n")
-            left = StreamingDataset(streams=streams, batch_size=8, ids="number", quarantine=file)
+            left = StreamingDataset(streams=streams, batch_size=8, read=ReadOptions(ids="number"), quarantine=file)
             assert 100 not in [number for batch in left.batches() for number in batch["number"]]
             swapped = StreamingDataset(streams=streams[::-1], batch_size=8, quarantine=file)
             with pytest.raises(ConfigError, match=r"twin/.* and by the line .*/a/.* it is of other data"):

@@ -365,7 +365,7 @@ FEATURES: Final = (
     ),
     Feature("replicated", "replicated", _options(replication=2)),
     Feature("columns", "columns", _options(columns=["u", "s"])),
-    Feature("ids", "ids", _options(ids="id")),
+    Feature("ids", "ids", _read(ids="id")),
     Feature("map", "step", _method("map", doubled)),
     Feature("random_map", "step", _method("random_map", jittered)),
     Feature("fail", "step", _failing),

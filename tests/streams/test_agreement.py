@@ -14,6 +14,7 @@ import pytest
 from stoker import (
     LMStream,
     MDSWriter,
+    ReadOptions,
     Stream,
     StreamingDataLoader,
     StreamingDataset,
@@ -81,7 +82,7 @@ def test_samples_of_streams_have_their_own_columns(tmp_path: Path) -> None:
     assert [set(sample) for sample in opened(a, b).select(["id"])] == [{"id"}] * 8
     assert {len(sample) for sample in opened(a, b).enumerate()} == {3, 4}
     with pytest.raises(ConfigError, match="ids='text' names a column"):
-        opened(a, b, ids="text")
+        opened(a, b, read=ReadOptions(ids="text"))
     with pytest.raises(FormatError, match="read only columns of one type with columns="):
         dataset.read([0, 4])
 

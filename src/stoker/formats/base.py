@@ -140,6 +140,8 @@ class ReadOptions:
     2147483648
 
     Attributes:
+        ids: name of one column more, of each sample's id: the number that ``dataset[id]`` takes. A transform gets it with the
+            others, and hands it on.
         allow_unsafe_types: decode columns whose decoding can run code from the data (``pkl``).
         views: hand out values that lie in the file as they are (``bytes``) as read-only views of the mapped shard, without a
             copy, for decoders that take any buffer; of Parquet, fixed-width columns of consecutive rows, as read-only
@@ -177,6 +179,7 @@ class ReadOptions:
         ConfigError: a number out of range.
     """
 
+    ids: str | None = None
     allow_unsafe_types: bool = False
     views: bool = False
     decoded_limit: int | str | None = None

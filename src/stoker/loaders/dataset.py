@@ -78,11 +78,10 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             docs/formats/options.md.
         storage_options: credentials and settings for ``remote``, by obstore's names; they go before the environment's.
         columns: read only these.
-        ids: name of one column more, of each sample's id: the number that ``dataset[id]`` takes. A transform gets it with the
-            others, and hands it on.
         transform: function of a sample, or a :class:`~stoker.reading.chain.Chain` of them, run where samples are read: in the
             loader's workers, or by several threads or processes at once, see ``ReadOptions.run_in``.
-        read: :class:`~stoker.formats.base.ReadOptions`: views instead of copies, the memory for decoded data, threads.
+        read: :class:`~stoker.formats.base.ReadOptions`: a column of ids, views instead of copies, the memory for decoded
+            data, threads.
         on_bad_sample: what becomes of samples that are damaged, do not decode, or of which ``transform`` raises an error: an
             error (``"raise"``), ``"skip"``, ``"replace"`` by another, or :class:`~stoker.reading.bad_samples.BadSamples` with
             limits and a file that lists them. See docs/bad_samples.md. ``dataset[i]`` always raises.
@@ -169,7 +168,6 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         format_options: Mapping[str, Any] | None = None,
         storage_options: StorageOptions | None = None,
         columns: Sequence[str] | None = None,
-        ids: str | None = None,
         transform: Transform | None = None,
         read: ReadOptions = ReadOptions(),
         on_bad_sample: OnBadSample | BadSamples = "raise",
@@ -256,7 +254,6 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             order,
             {name: arguments[name] for name in GIVEN},
             columns=columns,
-            ids=ids,
             transform=transform,
             on_bad_sample=on_bad_sample,
             predownload=predownload,

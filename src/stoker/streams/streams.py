@@ -247,10 +247,10 @@ class Streams:
         """The files, patterns, URLs and directories that are read, for messages."""
         return ", ".join(dict.fromkeys(location.where for location in self.locations))
 
-    def pool(self, options: ReadOptions = ReadOptions(), ids: str | None = None) -> ShardPool:
+    def pool(self, options: ReadOptions = ReadOptions()) -> ShardPool:
         """A pool of all streams' shards; see there."""
         caches = [location.cache for location in self.locations]
-        return ShardPool(self.index, caches, threads=options.download_threads, options=options, ids=ids)
+        return ShardPool(self.index, caches, threads=options.download_threads, options=options, ids=options.ids)
 
     def __repr__(self) -> str:
         return f"<Streams {', '.join(self.names)}: {self.index.samples} samples in {len(self.index)} shards>"

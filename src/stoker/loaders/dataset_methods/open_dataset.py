@@ -42,7 +42,6 @@ def open_dataset(
     given: Mapping[str, Any],
     *,
     columns: Sequence[str] | None = None,
-    ids: str | None = None,
     transform: Transform | None = None,
     on_bad_sample: OnBadSample | BadSamples = "raise",
     predownload: int | None = None,
@@ -57,7 +56,7 @@ def open_dataset(
         defaults: how those are opened that say nothing else, and what their caches may take.
         order: which sample comes when, and how samples are read.
         given: arguments of the dataset that are attributes, too, as they were given.
-        columns, ids, transform, on_bad_sample, predownload, quarantine, replication, world: see
+        columns, transform, on_bad_sample, predownload, quarantine, replication, world: see
             :class:`~stoker.loaders.dataset.StreamingDataset`.
 
     Raises:
@@ -68,9 +67,9 @@ def open_dataset(
         streams = open_streams(given_streams, defaults)
     if transform is None:
         warn_of_stored_files(streams, None if columns is None else tuple(columns))
-    if columns is not None or ids is not None:
-        _check_columns(streams, columns, ids)
     index, options, near = streams.index, order.read, streams.near
+    if columns is not None or options.ids is not None:
+        _check_columns(streams, columns, options.ids)
     sample_order = make_order(streams, order)
     held = defaults.in_memory and not near
     settings = EpochReaderSettings(
@@ -102,7 +101,7 @@ def open_dataset(
         from stoker.streams.quarantine import Quarantine
 
         held_out = Quarantine(quarantine)
-    reader = EpochReader(streams.pool(options, ids), sample_order, settings, ranks, held_out)
+    reader = EpochReader(streams.pool(options), sample_order, settings, ranks, held_out)
     opened = OpenDataset(streams, reader, ranks, index.table, given)
     if streams.limit is not None:
         _check_limit(opened, streams.limit)

@@ -96,7 +96,7 @@ class LockstepSource(RangeSource):
         if self._config.batch_size is None:
             raise ConfigError(
                 "ids_of tells the samples of a batch, and these come one by one: give the config batch_size=, or have the "
-                "dataset deliver the id of each, ids="
+                "dataset deliver the id of each, read=ReadOptions(ids=...)"
             )
         ranks, point = self._check_rank(rank), self._origin
         if epoch is not None and epoch != point.epoch:
