@@ -82,7 +82,7 @@ def cold(url: str, threads: int, cache: Path | None, batch: int) -> tuple[float,
     begin, work = time.perf_counter(), time.process_time()
     kind: Literal["disk", "memory"] = "disk" if cache else "memory"
     dataset = StreamingDataset(
-        remote=url, local=cache, cache=kind, shuffle=True, read=ReadOptions(download_threads=threads)
+        remote=url, local=cache, shuffle=True, read=ReadOptions(cache=kind, download_threads=threads)
     )
     rows, ids, first = 0, 0, 0.0
     for columns in dataset.batches(batch):

@@ -34,9 +34,9 @@ WORKERS = """
 import json, time
 times = [time.perf_counter()]
 import torch
-from stoker import StreamingDataLoader, StreamingDataset
+from stoker import ReadOptions, StreamingDataLoader, StreamingDataset
 times.append(time.perf_counter())
-dataset = StreamingDataset({url!r}, batch_size=64, shuffle=True, cache={cache!r})
+dataset = StreamingDataset({url!r}, batch_size=64, shuffle=True, read=ReadOptions(cache={cache!r}))
 times.append(time.perf_counter())
 loader = StreamingDataLoader(dataset, num_workers=2)
 batch = next(iter(loader))

@@ -225,12 +225,11 @@ def stoker(place: str, options: dict[str, Any] | None, cache: str | None) -> int
     local = None if cache is None else tempfile.mkdtemp(dir=cache)
     dataset = StreamingDataset(
         streams=[Stream(place, local, format="parquet", storage_options=options)],
-        cache="disk" if local else "memory",
         batch_size=BATCH,
         shuffle=True,
         shuffle_block_size=2 * BATCH,
         # Less than there is: as in the data set's real size, nothing comes twice from memory.
-        read=ReadOptions(decoded_limit="400mb", read_threads=0),
+        read=ReadOptions(cache="disk" if local else "memory", decoded_limit="400mb", read_threads=0),
     )
     total = sum(np.asarray(column).nbytes for batch in dataset.batches() for column in batch.values())
     dataset.close()

@@ -194,7 +194,7 @@ def loader_s3(url: str, options: dict[str, str], cache: str, needed: int, kind: 
 
     os.environ["STOKER_CACHE"] = cache
     opened = StreamingParquetLoader(
-        url, ShardConfig.single(), BATCH, SEQ, read=ReadOptions(read_threads=2), storage_options=options, cache=kind
+        url, ShardConfig.single(), BATCH, SEQ, read=ReadOptions(cache=kind, read_threads=2), storage_options=options
     )
     pool: Any = opened._source._pool  # type: ignore[attr-defined]
     began = time.perf_counter()
@@ -207,10 +207,12 @@ def loader_s3(url: str, options: dict[str, str], cache: str, needed: int, kind: 
 
 def fetch_s3(url: str, options: dict[str, str], cache: str, needed: int, kind: Any) -> dict[str, Any]:
     """What the loader does before it decodes: fetch, and map what is on disk."""
+    from stoker import ReadOptions
     from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 
     os.environ["STOKER_CACHE"] = cache
-    source = StreamingParquetLoader(url, ShardConfig.single(), BATCH, SEQ, storage_options=options, cache=kind)._source
+    read = ReadOptions(cache=kind)
+    source = StreamingParquetLoader(url, ShardConfig.single(), BATCH, SEQ, storage_options=options, read=read)._source
     began = time.perf_counter()
     for group in range(len(source.groups)):
         source.fetch(range(group, min(group + 8, len(source.groups))))

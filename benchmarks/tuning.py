@@ -202,11 +202,11 @@ def _dataset(job: dict[str, Any], store: dict[str, str] | None, local: Path, ran
         settings["views"] = True
     if case == "processes":
         settings["run_in"] = "processes"
+    if case == "buffer":
+        settings["cache"] = "memory"
     read = ReadOptions(**{"tune": "off", **settings})
     transform = {"decoding": decode, "service": ask, "processes": ask}.get(case)
-    if case == "buffer":
-        given["cache"] = "memory"
-    elif store is not None:
+    if store is not None and case != "buffer":
         given["local"] = local / str(rank)
     if store is not None:
         given["storage_options"] = store

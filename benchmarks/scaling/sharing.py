@@ -38,9 +38,9 @@ def _write(folder: Path, size: int) -> None:
 
 
 def _open(name: str, options: dict[str, str], local: str | None) -> Any:
-    from stoker import StreamingDataset
+    from stoker import ReadOptions, StreamingDataset
 
-    place: dict[str, Any] = {"cache": "memory"} if local is None else {"local": local}
+    place: dict[str, Any] = {"read": ReadOptions(cache="memory")} if local is None else {"local": local}
     return StreamingDataset(f"s3://bucket/{name}", storage_options=options, batch_size=32, shuffle=True, **place)
 
 

@@ -37,18 +37,24 @@ def _figures(size: int, begin: float, work: float) -> Figures:
     return {"MB_per_s": size / 1e6 / seconds, "processor_us": work / size * _BYTES * 1e6}
 
 
-def _read(name: str, **settings: Any) -> Callable[[Path], Figures]:
+def _read(name: str, *, held: bool = True, **settings: Any) -> Callable[[Path], Figures]:
     """MB/s of all objects of 100 kB, each a shard, read once, and the processor's time of each in this process."""
 
     def measure(folder: Path) -> Figures:
         from slow_store import slow_store
-        from stoker import StreamingDataset
+        from stoker import ReadOptions, StreamingDataset
 
+        read = ReadOptions(cache="memory" if held else "disk")
         with slow_store(folder / "data", _DELAY) as options:
-            if settings.get("cache") != "memory":
-                settings["local"] = folder / f"cache-{time.time_ns()}"
+            place = {} if held else {"local": folder / f"cache-{time.time_ns()}"}
             dataset = StreamingDataset(
-                f"s3://bucket/{name}", storage_options=options, batch_size=16, shuffle=True, **settings
+                f"s3://bucket/{name}",
+                storage_options=options,
+                batch_size=16,
+                shuffle=True,
+                read=read,
+                **place,
+                **settings,
             )
             begin, work = time.perf_counter(), time.process_time()
             size = sum(len(one) for batch in dataset.batches() for one in batch["data"])
@@ -99,11 +105,11 @@ STORES = (
         (500, 2_000, 4_000),
         _write_objects,
         {
-            "stoker": _read("mds", cache="memory"),
+            "stoker": _read("mds"),
             "bound": _read_bound,
-            "on disk": _read("mds"),
+            "on disk": _read("mds", held=False),
             "bound on disk": _write_bound,
-            "files": _read("files", format="files", cache="memory"),
+            "files": _read("files", format="files"),
         },
         {"MB_per_s": 0},
         "0.9 of obstore at its best number of requests at once",

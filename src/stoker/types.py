@@ -55,6 +55,9 @@ Transform: TypeAlias = Callable[[Sample], Any]
 StorageOptions: TypeAlias = Mapping[str, Any]
 """Credentials and client settings of one storage root, by obstore's names (``access_key_id``, ``endpoint``, ...)."""
 
+CacheKind: TypeAlias = Literal["disk", "memory"]
+"""Storage of a remote's shards: files that all processes of a node share, or memory, which those share that read now."""
+
 StartMethod: TypeAlias = Literal["spawn", "fork"]
 """The way to start a process: fresh, or as a copy of this one."""
 

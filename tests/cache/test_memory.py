@@ -36,6 +36,8 @@ from stoker.storage import ObjectInfo, Store, open_store
 from stoker.storage.types import Arrival
 from support import write_samples
 
+HELD = ReadOptions(cache="memory")
+
 ROWS = 400
 
 
@@ -114,7 +116,7 @@ def test_each_epoch_fetches_each_shard_once_and_writes_nothing(
 ) -> None:
     rows = write(remote, compression=compression, hashes=hashes)
     reads = Reads(monkeypatch)
-    dataset = StreamingDataset(remote=remote, cache="memory", shuffle=True, batch_size=16)
+    dataset = StreamingDataset(remote=remote, read=HELD, shuffle=True, batch_size=16)
     shards = len(dataset.index)
     for epoch in (1, 2):
         assert {sample["id"]: sample["data"] for sample in dataset} == dict(enumerate(rows))
@@ -128,7 +130,7 @@ def test_each_epoch_fetches_each_shard_once_and_writes_nothing(
 def test_shards_without_hashes_take_one_request_each(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer that has the bytes tells the version, too."""
     rows = write(remote, hashes=())
-    dataset = StreamingDataset(remote=remote, cache="memory")
+    dataset = StreamingDataset(remote=remote, read=HELD)
     asked: dict[str, list[str]] = {"get": [], "head": []}
 
     def count(name: str) -> None:
@@ -152,7 +154,7 @@ def test_a_shard_that_is_replaced_after_it_was_listed_is_an_error(remote: str) -
     rows = write(remote, hashes=())
     store = open_store(remote)
     store.delete("index.json")
-    dataset = StreamingDataset(remote=remote, format="mds", cache="memory", predownload=1)
+    dataset = StreamingDataset(remote=remote, format="mds", read=HELD, predownload=1)
     samples = iter(dataset)
     assert next(samples)["data"] == rows[0]
     key = dataset.index.shards[-2].raw[0].basename
@@ -163,7 +165,7 @@ def test_a_shard_that_is_replaced_after_it_was_listed_is_an_error(remote: str) -
 
 def test_what_is_ahead_is_held_and_no_more(remote: str) -> None:
     write(remote)
-    dataset = StreamingDataset(remote=remote, cache="memory", batch_size=4, predownload=60)
+    dataset = StreamingDataset(remote=remote, read=HELD, batch_size=4, predownload=60)
     most = 0
     for number, _ in enumerate(dataset):
         if number % 40 == 39:
@@ -175,7 +177,7 @@ def test_what_is_ahead_is_held_and_no_more(remote: str) -> None:
 
 def test_an_epoch_that_is_left_holds_nothing(remote: str) -> None:
     write(remote)
-    dataset = StreamingDataset(remote=remote, cache="memory", batch_size=4)
+    dataset = StreamingDataset(remote=remote, read=HELD, batch_size=4)
     for _ in range(3):
         iterator = iter(dataset)
         next(iterator)
@@ -189,7 +191,7 @@ def test_an_epoch_that_is_left_holds_nothing(remote: str) -> None:
 
 def test_samples_by_id_hold_no_more_than_the_limit(remote: str) -> None:
     rows = write(remote)
-    dataset = StreamingDataset(remote=remote, cache="memory", cache_limit=10_000)
+    dataset = StreamingDataset(remote=remote, read=HELD, cache_limit=10_000)
     for number in np.random.default_rng(1).permutation(ROWS)[:60].tolist():
         assert dataset[number]["data"] == rows[number]
         assert living(dataset) <= 10_000
@@ -199,7 +201,7 @@ def test_views_outlive_their_shard(remote: str) -> None:
     """Memory that a view looks at is not given to the next shard; what nobody looks at is."""
     rows = write(remote, width=1 << 16)
     blocks = memory_cache._BLOCKS
-    kept = list(StreamingDataset(remote=remote, cache="memory", read=ReadOptions(views=True), predownload=1))
+    kept = list(StreamingDataset(remote=remote, read=ReadOptions(cache="memory", views=True), predownload=1))
     gc.collect()
     assert [bytes(sample["data"]) for sample in kept] == rows
     before = blocks.kept
@@ -208,7 +210,7 @@ def test_views_outlive_their_shard(remote: str) -> None:
     assert blocks.kept > before
     before = blocks.kept
     for number, sample in enumerate(
-        StreamingDataset(remote=remote, cache="memory", read=ReadOptions(views=True), predownload=1)
+        StreamingDataset(remote=remote, read=ReadOptions(cache="memory", views=True), predownload=1)
     ):
         assert bytes(sample["data"]) == rows[number]
         assert blocks.kept < before
@@ -222,7 +224,7 @@ def test_small_files_take_their_own_size(remote: str) -> None:
     store = open_store(remote)
     for number in range(300):
         store.put(f"{number:03}.bin", bytes([number % 256]) * 1000)
-    dataset = StreamingDataset(remote=remote, format="files", cache="memory")
+    dataset = StreamingDataset(remote=remote, format="files", read=HELD)
     base = resident()
     iterator = iter(dataset)
     assert [next(iterator)["data"][0] for _ in range(3)] == [0, 1, 2]
@@ -243,7 +245,7 @@ def test_row_groups_are_fetched_by_themselves(remote: str, monkeypatch: pytest.M
     """On disk, small ones share a file; in memory that would be fetched for each."""
     write_parquet(remote)
     reads = Reads(monkeypatch)
-    dataset = StreamingDataset(remote=remote, format="parquet", cache="memory", shuffle=True, predownload=100)
+    dataset = StreamingDataset(remote=remote, format="parquet", read=HELD, shuffle=True, predownload=100)
     plain = StreamingDataset(remote=remote, format="parquet", shuffle=True)
     assert dataset.index.fingerprint == plain.index.fingerprint
     assert [sample["id"] for sample in dataset] == [sample["id"] for sample in plain]
@@ -283,12 +285,12 @@ def test_a_damaged_shard_is_fetched_again_and_then_an_error(cut: bool, remote: s
     data = bytearray(store.get(key, max_bytes=1 << 30))
     data[-1] ^= 1
     store.put(key, bytes(data[:-1] if cut else data))
-    dataset = StreamingDataset(remote=remote, cache="memory")
+    dataset = StreamingDataset(remote=remote, read=HELD)
     with pytest.raises(CorruptDataError, match=f"{remote}/{key}.*{'bytes, the index says' if cut else 'xxh64'}"):
         list(dataset)
     store.delete(key)
     with pytest.raises(ObjectNotFoundError, match=key):
-        list(StreamingDataset(remote=remote, cache="memory"))
+        list(StreamingDataset(remote=remote, read=HELD))
 
 
 def test_a_size_that_the_object_has_not_takes_no_memory(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +302,7 @@ def test_a_size_that_the_object_has_not_takes_no_memory(remote: str, monkeypatch
     store.put("index.json", json.dumps(index).encode())
     reads = Reads(monkeypatch)
     with pytest.raises(CorruptDataError, match=r"shard\.00003\.mds has \d+ bytes, the index says 3221225472"):
-        list(StreamingDataset(remote=remote, cache="memory"))
+        list(StreamingDataset(remote=remote, read=HELD))
     assert "shard.00002.mds" in reads.keys
     assert "shard.00003.mds" not in reads.keys
 
@@ -317,7 +319,7 @@ def test_an_object_that_is_mended_meanwhile_is_read(remote: str, monkeypatch: py
         return lambda: (data, info)
 
     monkeypatch.setattr(Store, "request", request)
-    dataset = StreamingDataset(remote=remote, cache="memory")
+    dataset = StreamingDataset(remote=remote, read=HELD)
     assert [sample["data"] for sample in dataset] == rows
     assert dataset.stats().retries == len(dataset.index)
 
@@ -327,7 +329,7 @@ def test_a_run_continues_with_another_cache(remote: str) -> None:
     write(remote)
     options: dict[str, Any] = {"remote": remote, "shuffle": True, "batch_size": 8}
     whole = [sample["id"] for sample in StreamingDataset(**options)]
-    first = StreamingDataset(**options, cache="memory")
+    first = StreamingDataset(**options, read=HELD)
     iterator = iter(first)
     head = [next(iterator)["id"] for _ in range(100)]
     second = StreamingDataset(**options)
@@ -337,7 +339,7 @@ def test_a_run_continues_with_another_cache(remote: str) -> None:
 
 def test_a_dataset_that_is_pickled_holds_nothing(remote: str) -> None:
     write(remote)
-    dataset = StreamingDataset(remote=remote, cache="memory")
+    dataset = StreamingDataset(remote=remote, read=HELD)
     iterator = iter(dataset)
     next(iterator)
     copy = pickle.loads(pickle.dumps(dataset.epoch_reader.pool.caches[0]))
@@ -347,7 +349,7 @@ def test_a_dataset_that_is_pickled_holds_nothing(remote: str) -> None:
 
 def test_shard_loaders_read_from_memory(remote: str, tmp_path: Path) -> None:
     rows = write(remote)
-    dataset = StreamingDataset(remote=remote, cache="memory")
+    dataset = StreamingDataset(remote=remote, read=HELD)
     loader = StreamingShardLoader(dataset, StreamingConfig(rank=0, world_size=1))
     assert [sample["data"] for sample in loader] == rows
     assert not written(tmp_path)
@@ -363,7 +365,7 @@ def test_tokens_are_read_from_memory(remote: str) -> None:
         open_store(remote).put(f"{number}.parquet", sink.getvalue().to_pybytes())
     batches: list[list[Any]] = []
     for cache in ("disk", "memory"):
-        loader = StreamingParquetLoader(remote, batch_size=4, seq_len=128, cache=cache)
+        loader = StreamingParquetLoader(remote, batch_size=4, seq_len=128, read=ReadOptions(cache=cache))
         batches.append([np.asarray(batch.input_ids) for batch in loader])
     assert len(batches[0]) > 100
     assert all(np.array_equal(*both) for both in zip(*batches, strict=True))
@@ -372,19 +374,23 @@ def test_tokens_are_read_from_memory(remote: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"cache": "ram"}, "cache must be 'disk' or 'memory', got 'ram'"),
-        ({"cache": "memory", "local": "somewhere"}, "local='somewhere' says where shards are kept"),
-        ({"cache": "memory", "keep_zip": True}, "keep_zip=True says where"),
-        ({"cache": "memory", "cache_limit": 100}, "can not hold one shard"),
+        ({"local": "somewhere"}, "local='somewhere' says where shards are kept"),
+        ({"keep_zip": True}, "keep_zip=True says where"),
+        ({"cache_limit": 100}, "can not hold one shard"),
     ],
 )
 def test_settings_that_contradict_each_other(options: dict[str, Any], said: str, remote: str) -> None:
     write(remote)
     with pytest.raises(ConfigError, match=said):
-        StreamingDataset(remote=remote, **options)
+        StreamingDataset(remote=remote, read=HELD, **options)
     if "local" in options:
         with pytest.raises(ConfigError, match=said):
-            StreamingParquetLoader(remote, **options)
+            StreamingParquetLoader(remote, read=HELD, **options)
+
+
+def test_a_cache_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cache must be 'disk' or 'memory', got 'ram'"):
+        ReadOptions(cache="ram")  # type: ignore[arg-type]
 
 
 def test_compressed_text_needs_a_cache_on_disk(remote: str) -> None:
@@ -392,18 +398,18 @@ def test_compressed_text_needs_a_cache_on_disk(remote: str) -> None:
 
     open_store(remote).put("a.jsonl.gz", gzip.compress(b'{"a": 1}\n{"a": 2}\n'))
     with pytest.raises(ConfigError, match=r"a\.jsonl\.gz: compressed files come into the cache whole"):
-        StreamingDataset(remote=remote, format="jsonl", cache="memory")
+        StreamingDataset(remote=remote, format="jsonl", read=HELD)
 
 
 @pytest.mark.processes
 def test_what_lies_here_is_mapped_all_the_same(tmp_path: Path) -> None:
     rows = write(str(tmp_path / "data"))
     for place in ({"local": tmp_path / "data"}, {"remote": tmp_path / "data"}):
-        dataset = StreamingDataset(**place, cache="memory")  # type: ignore[arg-type]
+        dataset = StreamingDataset(**place, read=HELD)  # type: ignore[arg-type]
         assert [sample["data"] for sample in dataset] == rows
     zipped = tmp_path / "zipped"
     rows = write(str(zipped), compression="zstd")
-    dataset = StreamingDataset(remote=zipped, cache="memory")
+    dataset = StreamingDataset(remote=zipped, read=HELD)
     assert [sample["data"] for sample in dataset] == rows
     assert not written(tmp_path)
 
@@ -423,7 +429,7 @@ def test_loader_workers_hold_what_each_reads(start: str, bucket: Bucket, tmp_pat
 
     def make() -> StreamingDataset:
         options = {"storage_options": bucket.storage_options, "shuffle": True, "batch_size": 8}
-        return StreamingDataset(remote=url, cache="memory", **options)  # type: ignore[arg-type]
+        return StreamingDataset(remote=url, read=HELD, **options)  # type: ignore[arg-type]
 
     plain = [sample["id"] for sample in make()]  # this process has used the store
     loader = DataLoader(make(), batch_size=8, num_workers=2, multiprocessing_context=start, collate_fn=collate)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from s3server import Bucket
-from stoker import MDSWriter, StreamingDataset, Where, World
+from stoker import MDSWriter, ReadOptions, StreamingDataset, Where, World
 from stoker.cache.base import CacheSettings
 from stoker.cache.directory import is_cache_directory
 from stoker.catalog import location
@@ -179,7 +179,7 @@ def _ranks(folder: Path, **options: Any) -> list[StreamingDataset]:
     return [
         StreamingDataset(
             remote=str(folder),
-            cache="memory",
+            read=ReadOptions(cache="memory"),
             storage_options={"read_by": "buffered"},
             world=World(rank, 2, 2),
             **options,
@@ -293,7 +293,7 @@ def test_a_change_in_the_middle_of_a_run_is_an_error(
     write(remote, 1, **many)
     options_of: dict[str, dict[str, Any]] = {
         "disk": {"remote": remote, "local": tmp_path / "cache"},
-        "memory": {"remote": remote, "cache": "memory", "storage_options": {"read_by": "buffered"}},
+        "memory": {"remote": remote, "read": ReadOptions(cache="memory"), "storage_options": {"read_by": "buffered"}},
         "in place": {"local": remote},
     }
     options = options_of[how]
@@ -319,7 +319,9 @@ def test_a_writer_that_leaves_the_index_for_last_is_noticed(
     write(str(tmp_path / "new"), 2)
     time.sleep(1.1)
     local: dict[str, Any] = {"local": tmp_path / "cache"} if cache == "disk" else {}
-    dataset = StreamingDataset(remote=f"{bucket.url}/data", **local, cache=cache, predownload=1, **where)
+    dataset = StreamingDataset(
+        remote=f"{bucket.url}/data", **local, read=ReadOptions(cache=cache), predownload=1, **where
+    )
     store = open_store(f"{bucket.url}/data", bucket.storage_options)
     time.sleep(2.2)  # beyond what clocks may differ by here; the store's ticks seconds
     for path in (tmp_path / "new").glob("*.mds"):  # as a writer that knows nothing of ours: the index is as it was
@@ -340,7 +342,9 @@ def test_a_shard_that_is_replaced_in_a_store_just_after_the_opening_is_noticed(
     write(str(tmp_path / "new"), 2, **many)
     time.sleep(pause)  # the store tells seconds: in one and the same, the ETag tells
     local: dict[str, Any] = {"local": tmp_path / "cache"} if cache == "disk" else {}
-    dataset = StreamingDataset(remote=f"{bucket.url}/data", **local, cache=cache, predownload=1, **where)
+    dataset = StreamingDataset(
+        remote=f"{bucket.url}/data", **local, read=ReadOptions(cache=cache), predownload=1, **where
+    )
     rows = iter(dataset)
     assert next(rows)["tag"] == 1
     (watch,) = [one.watch for one in dataset.epoch_reader.pool.caches]
@@ -371,7 +375,7 @@ def test_a_copy_whose_index_came_first_is_read(bucket: Bucket, tmp_path: Path) -
             time.sleep(1.1)
     options: dict[str, Any] = {"storage_options": bucket.storage_options}
     assert tags(StreamingDataset(remote=f"{bucket.url}/copy", local=tmp_path / "a", **options)) == {1}
-    assert tags(StreamingDataset(remote=f"{bucket.url}/copy", cache="memory", **options)) == {1}
+    assert tags(StreamingDataset(remote=f"{bucket.url}/copy", read=ReadOptions(cache="memory"), **options)) == {1}
     assert tags(StreamingDataset(remote=str(tmp_path / "copy"), local=tmp_path / "b")) == {1}
     assert tags(StreamingDataset(local=tmp_path / "copy")) == {1}
 
@@ -583,7 +587,7 @@ def _options(folder: Path, how: str) -> dict[str, Any]:
     remote = str(folder / "data")
     options: dict[str, dict[str, Any]] = {
         "disk": {"remote": remote, "local": folder / "cache"},
-        "memory": {"remote": remote, "cache": "memory", "storage_options": {"read_by": "buffered"}},
+        "memory": {"remote": remote, "read": ReadOptions(cache="memory"), "storage_options": {"read_by": "buffered"}},
         "in place": {"local": remote},
     }
     return options[how]

@@ -13,7 +13,7 @@ import pytest
 
 from packed_cases import CASES, number_of, same, sample_of
 from patience import PATIENCE
-from stoker import StreamingDataset
+from stoker import ReadOptions, StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError
 
 ROWS = 150
@@ -40,7 +40,7 @@ def check(name: str, dataset: StreamingDataset, total: int = ROWS) -> list[int]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_written_and_streamed_in_memory_alone(name: str) -> None:
-    where: dict[str, Any] = {"remote": f"memory://{secrets.token_hex(8)}/data", "cache": "memory"}
+    where: dict[str, Any] = {"remote": f"memory://{secrets.token_hex(8)}/data", "read": ReadOptions(cache="memory")}
     write(name, where["remote"], hashes=["xxh64", "sha1"])
     plain = StreamingDataset(**where)
     assert plain.size == ROWS

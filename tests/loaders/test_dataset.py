@@ -99,7 +99,7 @@ def test_no_ids_have_the_columns_of_a_sample(data: Path, tmp_path: Path) -> None
     assert isinstance(of_good, np.ndarray)
     assert of_good.dtype == np.float64
     (tmp_path / "a.jsonl").write_text('{"x": 1.5}\n{"x": 2.5}\n')
-    dataset = StreamingDataset(tmp_path, format="json", cache="memory")
+    dataset = StreamingDataset(tmp_path, format="json", read=ReadOptions(cache="memory"))
     (tmp_path / "a.jsonl").write_text('{"x": 1.5]\n{"x": 2.5]\n')
     with pytest.raises(StokerError) as of_one:
         dataset.read([0])

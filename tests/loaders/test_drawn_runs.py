@@ -330,7 +330,8 @@ class Run:
         streams = []
         kind = lot.choice(("here", "disk", "memory"))
         if kind != "here":
-            how |= {"cache": kind, "cache_limit": lot.choice((None, "1mb", "100kb")) if kind == "disk" else None}
+            how["read"] = replace(how["read"], cache=kind)
+            how["cache_limit"] = lot.choice((None, "1mb", "100kb")) if kind == "disk" else None
         for number, form, weight in self.streams:
             url = str(data / form / str(number))
             if kind == "here":

@@ -393,7 +393,7 @@ def test_a_chain_with_a_join_is_a_value(data: Path) -> None:
         dataset.join(other(data), "id")
     with pytest.raises(ConfigError, match="needs a dataset"):
         Chain().zip(other(data))({})
-    copied = pickle.loads(pickle.dumps(opened(data, cache="disk").chain))
+    copied = pickle.loads(pickle.dumps(opened(data).chain))
     assert copied == Chain()
 
 

@@ -514,7 +514,7 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
         ({"read": ReadOptions(views=True)}, r"ReadOptions\(views=\) has no meaning for tokens"),
         ({"column": "tokens"}, "column= is for Parquet files, and has no meaning for MemorySource"),
         ({"cache_limit": "1gb"}, "cache_limit= is for Parquet files"),
-        ({"cache": "memory"}, "cache= is for Parquet files"),
+        ({"read": ReadOptions(cache="memory")}, "cache= is for Parquet files"),
     ):
         with pytest.raises(ConfigError, match=said):
             ranks(source, 1, **option)

@@ -70,7 +70,7 @@ def leased(data: Path) -> StreamingShardLoader:
 TRACED: dict[str, Callable[[Path], Iterable[Any]]] = {
     "samples": opened,
     "batches": lambda data: opened(data, predownload=8, read=ReadOptions(read_threads=2)).batches(),
-    "memory": lambda data: opened(f"file://{data}", cache="memory").batches(),
+    "memory": lambda data: opened(f"file://{data}", read=ReadOptions(cache="memory")).batches(),
     "limit": lambda data: opened(f"file://{data}", local=data.parent / "cache", cache_limit=1_000_000, columns=["id"]),
     "processes": lambda data: opened(
         data, read=ReadOptions(run_in="processes", read_processes=2, start_method="fork")

@@ -131,7 +131,7 @@ def test_shards_in_memory_stay_few(tmp_path: Path) -> None:
     data = tmp_path / "data"
     write_mds(data)
     limit = size_of(data) // 5
-    settings = {"remote": "s3://bucket", "cache": "memory"}
+    settings: dict[str, Any] = {"remote": "s3://bucket", "read": ReadOptions(cache="memory")}
     with slow_store(data, 0.0) as options:
         dataset = open_data(data, None, limit, **settings, storage_options=options)
         pool = dataset.epoch_reader.pool

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker import StreamingDataset
+from stoker import ReadOptions, StreamingDataset
 
 WIDTH = 4096
 
@@ -27,7 +27,7 @@ def main(options: str, timeout: str = "60") -> None:
     dataset = StreamingDataset(
         "s3://bucket/mds",
         storage_options=json.loads(options),
-        cache="memory",
+        read=ReadOptions(cache="memory"),
         batch_size=4,
         shuffle=True,
         download_timeout=float(timeout),

@@ -26,7 +26,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from stoker import MDSWriter, StreamingDataset
+from stoker import MDSWriter, ReadOptions, StreamingDataset
 from stoker.errors import DatasetChangedError, IndexFileError, ObjectNotFoundError
 
 DATASETS = 4
@@ -102,7 +102,7 @@ class Dataset:
         if way == "limited":
             options["cache_limit"] = 12_000
         elif way == "memory":
-            options = {"remote": str(self.path), "cache": "memory"}
+            options = {"remote": str(self.path), "read": ReadOptions(cache="memory")}
         elif way == "in place":
             options = {"remote": str(self.path)}
         try:

@@ -23,7 +23,7 @@ _SUSPENDED = {
     "threads": "iter(StreamingDataset(local=folder, transform=dict, read=ReadOptions(read_threads=4)))",
     "batches": "StreamingDataset(local=folder, read=ReadOptions(read_threads=2)).batches(8)",
     "cached": "iter(StreamingDataset(remote=folder, local=cache, cache_limit='1mb'))",
-    "memory": "StreamingDataset(remote=folder, cache='memory').batches(8)",
+    "memory": "StreamingDataset(remote=folder, read=ReadOptions(cache='memory')).batches(8)",
     "loader": "iter(StreamingDataLoader(StreamingDataset(local=folder, batch_size=8)))",
     "workers": "iter(StreamingDataLoader(StreamingDataset(local=folder, batch_size=8), num_workers=2))",
     "persistent": (

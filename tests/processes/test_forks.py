@@ -98,7 +98,7 @@ def _batches(data: Path) -> Iterator[Any]:
 
 def _memory(data: Path) -> Iterator[Any]:
     folder = (data / "mds").as_uri()
-    return map(_id, StreamingDataset(remote=folder, cache="memory", read=ReadOptions(read_threads=2)).batches(8))
+    return map(_id, StreamingDataset(remote=folder, read=ReadOptions(cache="memory", read_threads=2)).batches(8))
 
 
 def _lockstep(data: Path) -> Iterator[Any]:
@@ -180,7 +180,7 @@ def _cached(data: Path) -> StreamingDataset:
 
 
 def _in_memory(data: Path) -> StreamingDataset:
-    return StreamingDataset(remote=(data / "mds").as_uri(), cache="memory")
+    return StreamingDataset(remote=(data / "mds").as_uri(), read=ReadOptions(cache="memory"))
 
 
 def _rows(data: Path) -> StreamingDataset:

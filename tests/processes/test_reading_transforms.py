@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 from s3server import Bucket
-from stoker import StreamingDataLoader, StreamingDataset
+from stoker import ReadOptions, StreamingDataLoader, StreamingDataset
 from support import write_samples
 
 pytestmark = [pytest.mark.processes]
@@ -64,9 +64,9 @@ def check(dataset: StreamingDataset, method: str | None) -> None:
 
 
 @pytest.mark.parametrize(("method", "cache"), [*COMMON, ("spawn", "disk")])
-def test_a_transform_reads_another_data_set(outer: Path, tmp_path: Path, method: str | None, cache: str) -> None:
+def test_a_transform_reads_another_data_set(outer: Path, tmp_path: Path, method: str | None, cache: Any) -> None:
     inner = _write(tmp_path / "inner", _INNER)
-    options = {"remote": inner.as_uri(), "cache": cache}
+    options: dict[str, Any] = {"remote": inner.as_uri(), "read": ReadOptions(cache=cache)}
     if cache == "disk":
         options["local"] = str(tmp_path / "cache")
     check(StreamingDataset(local=outer, transform=Reads(options), batch_size=4), method)
@@ -83,7 +83,12 @@ def test_a_transform_reads_another_data_set_of_a_bucket(
 
     def options(name: str) -> dict[str, Any]:
         place = {} if cache == "memory" else {"local": str(tmp_path / name)}
-        return {"remote": f"{bucket.url}/{name}", "storage_options": bucket.storage_options, "cache": cache, **place}
+        return {
+            "remote": f"{bucket.url}/{name}",
+            "storage_options": bucket.storage_options,
+            "read": ReadOptions(cache=cache),
+            **place,
+        }
 
     check(StreamingDataset(transform=Reads(options("inner")), batch_size=4, **options("outer")), method)
 

@@ -1,4 +1,4 @@
-"""cache="memory" in several processes of a node: each shard is fetched once, in the order as ever, whoever is killed."""
+"""Shards in memory, in several processes of a node: each is fetched once, in the order as ever, whoever is killed."""
 
 from __future__ import annotations
 
@@ -63,9 +63,14 @@ def begin_together(folder: Path, workers: int, worker: int) -> None:
         time.sleep(0.01)
 
 
-def make(options: dict[str, str], **settings: Any) -> StreamingDataset:
+def make(options: dict[str, str], *, views: bool = False, **settings: Any) -> StreamingDataset:
     return StreamingDataset(
-        "s3://bucket/mds", storage_options=options, batch_size=4, shuffle=True, cache="memory", **settings
+        "s3://bucket/mds",
+        storage_options=options,
+        batch_size=4,
+        shuffle=True,
+        read=ReadOptions(cache="memory", views=views),
+        **settings,
     )
 
 
@@ -126,7 +131,7 @@ def _batches(samples: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_workers_that_are_forked_while_their_parent_reads(data: Path) -> None:
     with slow_store(data, 0.0) as options:
-        dataset = make(options, world=World(0, 2, 2), read=ReadOptions(views=True))
+        dataset = make(options, world=World(0, 2, 2), views=True)
         held = list(itertools.islice(dataset, 9))
         assert kept_by(os.getpid()) > 0
         with load(make(options, world=World(0, 2, 2)), "fork") as loader:
@@ -149,7 +154,7 @@ def test_workers_that_read_the_same_row_groups_fetch_them_once(start: str, tmp_p
 
     def read(options: dict[str, str], workers: int) -> list[Any]:
         loader = StreamingParquetLoader(
-            "s3://bucket/tokens", batch_size=4, seq_len=128, storage_options=options, cache="memory"
+            "s3://bucket/tokens", batch_size=4, seq_len=128, storage_options=options, read=ReadOptions(cache="memory")
         )
         with StreamingDataLoader(
             loader,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +101,15 @@ def read(options: dict[str, str], name: str, **settings: Any) -> list[int]:
 @pytest.mark.parametrize("name", ["mds", "files"])
 @pytest.mark.parametrize("cache", ["disk", "memory"])
 def test_small_objects_of_late_storage_are_fetched_many_at_once(
-    data: Path, tmp_path: Path, name: str, cache: str
+    data: Path, tmp_path: Path, name: str, cache: Any
 ) -> None:
     kind: dict[str, Any] = {"format": "files"} if name == "files" else {}
-    first, second = ({"cache": "memory"} if cache == "memory" else {"local": tmp_path / one} for one in "ab")
+    kept = ReadOptions(cache=cache)
+    first, second = ({} if cache == "memory" else {"local": tmp_path / one} for one in "ab")
     with slow_store(data, 0.1) as options:
-        found = read(options, name, **kind, **first)
+        found = read(options, name, read=kept, **kind, **first)
         most, sent = asked(options)
-        few = read(options, name, read=ReadOptions(download_threads=3), **kind, **second)
+        few = read(options, name, read=replace(kept, download_threads=3), **kind, **second)
         fixed, _ = asked(options)
     assert sorted(found) == list(range(SHARDS))
     assert found == few

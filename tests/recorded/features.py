@@ -189,7 +189,7 @@ class Plan:
             remote = str(path)
             if data is None and self.cached:
                 remote = f"file://{path}"
-                more["local"] = None if self.options.get("cache") == "memory" else str(caches / form / str(number))
+                more["local"] = None if self.read.get("cache") == "memory" else str(caches / form / str(number))
             found.append(Stream(remote, **more))
         return found
 
@@ -302,9 +302,10 @@ def _bad(kind: str) -> Callable[[Plan], None]:
     return apply
 
 
-def _cached(**options: Any) -> Callable[[Plan], None]:
+def _cached(cache: str = "disk", **options: Any) -> Callable[[Plan], None]:
     def apply(plan: Plan) -> None:
         plan.cached = True
+        plan.read["cache"] = cache
         plan.options |= options
 
     return apply

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from page_cache import resident_pages
-from stoker import MDSWriter, StreamingDataset
+from stoker import MDSWriter, ReadOptions, StreamingDataset
 from stoker.errors import ConfigError, StorageError
 from stoker.lazy import INSTALL_BENCH
 from stoker.storage import open_store
@@ -86,16 +86,18 @@ def test_a_dataset_of_a_directory_is_read_into_memory(read_by: str, folder: Path
         for number in range(40):
             writer.write({"x": np.full(5000 + number, number, np.uint8)})
     options = {"read_by": read_by}
-    with StreamingDataset(remote=str(out), cache="memory", storage_options=options) as dataset:
+    with StreamingDataset(remote=str(out), read=ReadOptions(cache="memory"), storage_options=options) as dataset:
         assert [int(dataset[number]["x"].sum()) for number in (0, 39)] == [0, 39 * 5039]
         assert sum(1 for _ in dataset) == 40
         assert dataset.stats().bytes_fetched >= 40 * 5000
-    raw = StreamingDataset(remote=str(folder), format="files", cache="memory", storage_options=options)
+    raw = StreamingDataset(
+        remote=str(folder), format="files", read=ReadOptions(cache="memory"), storage_options=options
+    )
     assert {len(sample["data"]) for sample in raw} >= {SIZE}
-    with pytest.raises(ConfigError, match="needs cache='memory'"):
+    with pytest.raises(ConfigError, match=r"needs ReadOptions\(cache='memory'\)"):
         StreamingDataset(remote=str(out), storage_options=options)
     with pytest.raises(ConfigError, match="give the directory as remote="):
-        StreamingDataset(local=str(out), cache="memory", storage_options=options)
+        StreamingDataset(local=str(out), read=ReadOptions(cache="memory"), storage_options=options)
 
 
 def test_a_file_that_is_cut_is_an_error(folder: Path) -> None:

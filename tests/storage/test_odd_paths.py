@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker import MDSWriter, StreamingDataset
+from stoker import MDSWriter, ReadOptions, StreamingDataset
 from stoker.cache.disk.small_fetches import FILE_CALLS, HELD_CALLS, FileCalls, exists_at_once
 from stoker.errors import ConfigError
 from support import write_samples
@@ -24,7 +24,7 @@ def odd(tmp_path: Path) -> str:
 def test_files_below_a_path_of_other_bytes_are_read(odd: str, tmp_path: Path) -> None:
     os.makedirs(odd)
     np.save(os.path.join(odd, "a.npy"), np.arange(3))
-    for options in ({}, {"local": tmp_path / "cache"}, {"cache": "memory"}):
+    for options in ({}, {"local": tmp_path / "cache"}, {"read": ReadOptions(cache="memory")}):
         found = StreamingDataset(remote=odd, format="npy", **options)
         assert [int(sample["data"]) for sample in found] == [0, 1, 2]
 

@@ -35,8 +35,6 @@ _HASHED_AT_ONCE: Final = 96 << 10
 ATTEMPTS: Final = 2
 """Number of times that a shard is fetched before a corrupt one is an error."""
 
-CacheKind: TypeAlias = Literal["disk", "memory"]
-"""Storage of a remote's shards: files that all processes of a node share, or memory, which those share that read now."""
 IfFull: TypeAlias = Literal["exceed", "evict", "give up"]
 """Treatment of a new file that exceeds a cache's limit. ``"exceed"``: remove files that are not in use; where that is not
 enough, exceed the limit. ``"evict"``: remove files that are not in use; where that is not enough, do not fetch the file.

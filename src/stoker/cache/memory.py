@@ -94,7 +94,7 @@ class MemoryCache(ShardCache):
                     mine.may_share = False
                     logger.warning(
                         "%d processes of this node read the same dataset, and this one fetches all of its shards itself: "
-                        "cache='memory' is not shared here, as %s. cache='disk' is",
+                        "ReadOptions(cache='memory') is not shared here, as %s. cache='disk' is",
                         processes,
                         error,
                     )

@@ -31,7 +31,9 @@ def make_cache(
 
         return MemoryCache(path, store, settings, watch)
     if store is not None and store.transfer.read_by is not None:
-        raise ConfigError(f"storage_options['read_by'] of {store.url} needs cache='memory', which files are read into")
+        raise ConfigError(
+            f"storage_options['read_by'] of {store.url} needs ReadOptions(cache='memory'), which files are read into"
+        )
     return DiskCache(path, store, settings, known, watch, directory)
 
 
@@ -39,4 +41,6 @@ def check_memory(remote: object, local: object, keep_zip: bool = False) -> None:
     """Check that nothing is asked to be kept, as shards are held in memory."""
     if remote is not None and (local is not None or keep_zip):
         given = f"local={os.fspath(local)!r}" if isinstance(local, str | os.PathLike) else "keep_zip=True"
-        raise ConfigError(f"{given} says where shards are kept, and cache='memory' keeps none: leave out one of them")
+        raise ConfigError(
+            f"{given} says where shards are kept, and ReadOptions(cache='memory') keeps none: leave out one of them"
+        )

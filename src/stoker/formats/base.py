@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 from stoker.arguments import at_least, checked, must_be
 from stoker.errors import ConfigError
 from stoker.policy import decoded_memory
-from stoker.types import Batch, Ids, StartMethod
+from stoker.types import Batch, CacheKind, Ids, StartMethod
 from stoker.units import parse_bytes
 
 RunIn: TypeAlias = Literal["threads", "processes", "auto"]
@@ -142,6 +142,10 @@ class ReadOptions:
     Attributes:
         ids: name of one column more, of each sample's id: the number that ``dataset[id]`` takes. A transform gets it with the
             others, and hands it on.
+        cache: ``"disk"``: shards of a remote are kept in files below ``local``, which all processes of the node share.
+            ``"memory"``: they are held in memory from before a process of the node needs them until none does, and written
+            nowhere: less work where an epoch is all there is, or there is no disk. ``cache_limit`` is then what the node's
+            processes hold together; default 8 GiB, or half of the memory of the machine or container.
         allow_unsafe_types: decode columns whose decoding can run code from the data (``pkl``).
         views: hand out values that lie in the file as they are (``bytes``) as read-only views of the mapped shard, without a
             copy, for decoders that take any buffer; of Parquet, fixed-width columns of consecutive rows, as read-only
@@ -180,6 +184,7 @@ class ReadOptions:
     """
 
     ids: str | None = None
+    cache: CacheKind = "disk"
     allow_unsafe_types: bool = False
     views: bool = False
     decoded_limit: int | str | None = None

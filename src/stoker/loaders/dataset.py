@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker.arguments import at_least, checked
-from stoker.cache.base import CacheKind
 from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import World
 from stoker.concurrency.shared.counters import Counts
@@ -80,8 +79,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         columns: read only these.
         transform: function of a sample, or a :class:`~stoker.reading.chain.Chain` of them, run where samples are read: in the
             loader's workers, or by several threads or processes at once, see ``ReadOptions.run_in``.
-        read: :class:`~stoker.formats.base.ReadOptions`: a column of ids, views instead of copies, the memory for decoded
-            data, threads.
+        read: :class:`~stoker.formats.base.ReadOptions`: a column of ids, shards held in memory and not on disk, views
+            instead of copies, threads.
         on_bad_sample: what becomes of samples that are damaged, do not decode, or of which ``transform`` raises an error: an
             error (``"raise"``), ``"skip"``, ``"replace"`` by another, or :class:`~stoker.reading.bad_samples.BadSamples` with
             limits and a file that lists them. See docs/bad_samples.md. ``dataset[i]`` always raises.
@@ -89,10 +88,6 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             file that names them; it is read at the start of each epoch and after a state was loaded, so that lines can be
             added while training goes on. See docs/lineage.md.
         allow_unsafe_types: allow ``pkl`` columns, which run code from the data when read.
-        cache: ``"disk"``: shards of a remote are kept in files below ``local``, which all processes of the node share.
-            ``"memory"``: they are held in memory from before a process of the node needs them until none does, and written
-            nowhere: less work where an epoch is all there is, or there is no disk. ``cache_limit`` is then what the node's
-            processes hold together; default 8 GiB, or half of the memory of the machine or container.
         cache_limit: bytes (int or ``"100gb"``) that the caches of all streams may take. Least recently opened shards go
             first. Needs a remote.
         predownload: samples ahead of the current one, for each process, whose shards are fetched. Default: 1 GiB's worth, in
@@ -173,7 +168,6 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         on_bad_sample: OnBadSample | BadSamples = "raise",
         quarantine: QuarantineSource | None = None,
         allow_unsafe_types: bool = False,
-        cache: CacheKind = "disk",
         cache_limit: int | str | None = None,
         predownload: int | None = None,
         download_retry: int = 2,
@@ -226,7 +220,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             keep_zip=keep_zip,
             storage_options=storage_options,
             columns=None if columns is None else needed_columns(columns, subsets, streams, partition),
-            in_memory=cache == "memory",
+            in_memory=read.cache == "memory",
             cache_limit=None if cache_limit is None else parse_bytes(cache_limit),
             split=split,
         )

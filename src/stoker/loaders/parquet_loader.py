@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 from stoker.arguments import check_argument, checked
-from stoker.cache.base import CacheKind
 from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.tables.open_table import find_version
 from stoker.catalog.unindexed.files_location import Files
@@ -81,11 +80,10 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
             ``"drop"`` stops all with the first to end, and says so; with both all ranks take the same number of steps.
             ``"uneven"`` does neither.
         read: :class:`~stoker.formats.base.ReadOptions`: ``read_threads`` row groups are decoded at once, ahead of the one
-            that is delivered (default 1); ``download_threads``. The others have no meaning here.
+            that is delivered (default 1); ``download_threads``; ``cache="memory"`` holds row groups of remote files in memory
+            while processes of the node read them, and writes them nowhere. The others have no meaning here.
         local: directory of the cache for remote files; default below ``$STOKER_CACHE`` or ``~/.cache/stoker``.
         cache_limit: bytes that it may take.
-        cache: ``"disk"``, or ``"memory"``: row groups of remote files are held in memory while processes of the node read
-            them, and written nowhere; see :class:`~stoker.StreamingDataset`.
         storage_options: credentials and settings for remote files.
         format_options: ``{"on_bad_files": "skip"}`` leaves damaged files out, and lists them in :attr:`skipped_files`; of a
             table also which version, see docs/formats.md.
@@ -138,7 +136,6 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         read: ReadOptions = ReadOptions(),
         local: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
-        cache: CacheKind = "disk",
         storage_options: StorageOptions | None = None,
         format_options: Mapping[str, Any] | None = None,
         world: World | None = None,
@@ -162,7 +159,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         self._rank_finder = DataRankFinder(world, replication, compare=read.compare_ranks)
         self._rank_finder.early_data_rank(batch_size)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
-        held = cache == "memory"
+        held = read.cache == "memory"
         if format in TABLE_FORMATS:
             table, settings = find_version(format, source, format_options, storage_options)
             source, format_options = table.urls, {name: one for name, one in settings.items() if name != "hive"}
@@ -184,7 +181,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
             "read=ReadOptions(read_threads=)": threads,
             "read=ReadOptions(download_threads=)": read.download_threads,
             "cache_limit=": cache_limit,
-            **({"cache=": cache} if held else {"local=": local}),
+            **({"read=ReadOptions(cache=)": read.cache} if held else {"local=": local}),
         }
         self._builder = BlockBuilder(self._source, rows)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None

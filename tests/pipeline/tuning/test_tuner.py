@@ -122,8 +122,7 @@ def loaders(data: Path, bucket: dict[str, Any], cache: Path, **read: Any) -> Ite
         given: dict[str, Any] = {
             "batch_size": 16,
             "shuffle": True,
-            "read": ReadOptions(**read),
-            "cache": kind,
+            "read": ReadOptions(cache=kind, **read),
             "local": cache / kind if kind == "disk" else None,
             **bucket,
         }
@@ -238,8 +237,8 @@ def test_what_the_user_sets_is_not_tuned(
 @pytest.mark.processes
 def test_memory_that_is_given_bounds_what_is_held(bucket: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     given = seen_rules(monkeypatch)
-    read = ReadOptions(tune="auto", tune_memory="200kb")
-    with StreamingDataset(cache="memory", batch_size=16, read=read, **bucket) as dataset:
+    read = ReadOptions(cache="memory", tune="auto", tune_memory="200kb")
+    with StreamingDataset(batch_size=16, read=read, **bucket) as dataset:
         assert sum(len(batch["n"]) for batch in dataset.batches()) == SAMPLES
     ranges, memory = given[0]
     assert memory.budget == 200 << 10

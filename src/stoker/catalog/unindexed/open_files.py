@@ -414,7 +414,7 @@ def _packed_files(reader: Format, found: SourceFiles, settings: CacheSettings) -
         if settings.in_memory:
             raise ConfigError(
                 f"{where}: compressed files come into the cache whole, decompressed, and one in memory would not keep them: "
-                "leave out cache='memory', or decompress them"
+                "leave out ReadOptions(cache='memory'), or decompress them"
             )
     return packed
 

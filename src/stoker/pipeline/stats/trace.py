@@ -202,7 +202,7 @@ def note_dataset(pool: ShardPool, settings: EpochReaderSettings, *, ahead: bool,
         "cache_limit=": amounts.limit,
     }
     if amounts.held:
-        noted["cache="] = "memory"
+        noted["read=ReadOptions(cache=)"] = "memory"
     elif not amounts.near:
         noted["local="] = pool.caches[0].root
     if options.run_in != "threads":

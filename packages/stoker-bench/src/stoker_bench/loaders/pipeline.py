@@ -14,7 +14,7 @@ from stoker.loaders.dataset import StreamingDataset
 from stoker.policy import READ_WHOLE
 from stoker.storage import is_local, open_store
 from stoker.streams.streams import Stream
-from stoker.types import Sample
+from stoker.types import CacheKind, Sample
 from stoker_bench.loaders.base import LoadedBatch, LoaderJob
 from stoker_bench.loaders.decode import (
     FORMAT_NAMES,
@@ -84,9 +84,10 @@ class StokerLoader(RankLoader):
         dataset = job.workload.dataset
         self._read_options = job.workload.storage.read_options(job.split_url, job.world.rank)
         self._called = self._local and self._read_options is not None
+        self._cache: CacheKind = self.options.pop("cache", "disk")
         if self._called:
-            self.options["cache"] = "memory"
-        self._held = self.options.get("cache") == "memory"
+            self._cache = "memory"
+        self._held = self._cache == "memory"
         self._format, self._transform = self._plan()
         self._counted = not self._local or self._called or self._counts_files()
         self._observe()
@@ -205,7 +206,10 @@ class StokerLoader(RankLoader):
                 remainder="drop" if workload.reader.last_batch == "drop" else "uneven",
                 # What a transform makes is its own; without one, samples are handed over that outlive the file.
                 read=ReadOptions(
-                    read_threads=job.threads, views=self._transform is not None, checksums=workload.reader.checksums
+                    cache=self._cache,
+                    read_threads=job.threads,
+                    views=self._transform is not None,
+                    checksums=workload.reader.checksums,
                 ),
                 **self.options,
             )
