@@ -25,7 +25,7 @@ What is read, and how:
     HashSplit               a fraction of the samples, by a hash of their ids
     KeepIds                 samples of these ids alone
     SkipIds                 all samples but those of these ids
-    SkipSteps               steps of an epoch that are left out, for ``quarantine=``
+    SkipSteps               steps of an epoch that are left out: ``ReadOptions(quarantine=)``
     train_validation_split  two such fractions that share no sample
     Schedule                weights of streams that change during training
 
@@ -88,6 +88,11 @@ if TYPE_CHECKING:
     from stoker.loaders.protocol import Loader as Loader
     from stoker.loaders.shard_loader import StreamingShardLoader as StreamingShardLoader
     from stoker.order.mixture.schedule import Schedule as Schedule
+    from stoker.order.subsets import HashSplit as HashSplit
+    from stoker.order.subsets import KeepIds as KeepIds
+    from stoker.order.subsets import SkipIds as SkipIds
+    from stoker.order.subsets import SkipSteps as SkipSteps
+    from stoker.order.subsets import train_validation_split as train_validation_split
     from stoker.pipeline.stats.stats import StreamStats as StreamStats
     from stoker.pipeline.stats.trace import Trace as Trace
     from stoker.pipeline.workers.adaptive import Adaptive as Adaptive
@@ -97,11 +102,6 @@ if TYPE_CHECKING:
     from stoker.reading.steps import Step as Step
     from stoker.streams.conditions import Where as Where
     from stoker.streams.streams import Stream as Stream
-    from stoker.streams.subsets import HashSplit as HashSplit
-    from stoker.streams.subsets import KeepIds as KeepIds
-    from stoker.streams.subsets import SkipIds as SkipIds
-    from stoker.streams.subsets import SkipSteps as SkipSteps
-    from stoker.streams.subsets import train_validation_split as train_validation_split
     from stoker.tokens.batch import LMBatch as LMBatch
     from stoker.tokens.settings import ShardConfig as ShardConfig
     from stoker.tokens.tokenize.tokenize import tokenize as tokenize
@@ -113,8 +113,8 @@ _MODULES: Final = {
     "Audio": "stoker.formats.media.audio",
     "BadSamples": "stoker.reading.bad_samples",
     "Chain": "stoker.reading.chain",
-    "HashSplit": "stoker.streams.subsets",
-    "KeepIds": "stoker.streams.subsets",
+    "HashSplit": "stoker.order.subsets",
+    "KeepIds": "stoker.order.subsets",
     "LMBatch": "stoker.tokens.batch",
     "LMStream": "stoker.loaders.lm_stream",
     "Loader": "stoker.loaders.protocol",
@@ -124,8 +124,8 @@ _MODULES: Final = {
     "ReadOptions": "stoker.formats.base",
     "Schedule": "stoker.order.mixture.schedule",
     "ShardConfig": "stoker.tokens.settings",
-    "SkipIds": "stoker.streams.subsets",
-    "SkipSteps": "stoker.streams.subsets",
+    "SkipIds": "stoker.order.subsets",
+    "SkipSteps": "stoker.order.subsets",
     "StokerError": "stoker.errors",
     "Step": "stoker.reading.steps",
     "Stream": "stoker.streams.streams",
@@ -145,7 +145,7 @@ _MODULES: Final = {
     "open_writer": "stoker.writers",
     "rebuild_index": "stoker.index.shard_files",
     "tokenize": "stoker.tokens.tokenize.tokenize",
-    "train_validation_split": "stoker.streams.subsets",
+    "train_validation_split": "stoker.order.subsets",
     "verify": "stoker.inspection",
 }
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from stopped_runs import StoppedError, run, stopping_at
 
-from stoker import BadSamples, StreamingDataset
+from stoker import BadSamples, ReadOptions, StreamingDataset
 from stoker.cli import main
 from stoker.errors import ConfigError, EncodingError, StokerError, TooManyBadSamplesError, TransformError
 from support import files_of, write_samples
@@ -70,7 +70,7 @@ def test_a_sample_whose_transform_raises_is_left_out_and_listed(source: Path, tm
     assert (one["shard"], one["row"], one["column"]) == (rows.shard, rows.row, None)
     assert one["url"] == rows.url
     assert "not 120" in one["reason"]
-    left = StreamingDataset(local=str(source), quarantine=listing)
+    left = StreamingDataset(local=str(source), read=ReadOptions(quarantine=listing))
     assert {sample["id"] for sample in left} == set(ids_of(tmp_path / "out"))
 
 

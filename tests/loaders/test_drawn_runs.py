@@ -340,7 +340,7 @@ class Run:
                 local = str(cache / form / str(number)) if kind == "disk" else None
                 streams.append(Stream(f"file://{url}", local=local, **weight))
         if self.quarantine:
-            how["quarantine"] = [SkipIds(self.quarantine)]
+            how["read"] = replace(how["read"], quarantine=[SkipIds(self.quarantine)])
         if self.bad != "raise":
             how["on_bad_sample"] = BadSamples(self.bad, max_share=None)  # type: ignore[arg-type]
         dataset = StreamingDataset(streams=streams, batch_size=batch_size, world=world, **how, **self.options)

@@ -26,6 +26,7 @@ from stoker import (
     KeepIds,
     LMStream,
     MDSWriter,
+    ReadOptions,
     Stream,
     StreamingDataLoader,
     StreamingDataset,
@@ -285,7 +286,7 @@ def test_a_bad_sample_of_the_other_dataset_is_listed_as_the_one_beside_it(
     assert (told["sample"], told["column"]) == (missing, "cap")
     assert "/own/" in told["url"]
     assert "/other/shard.00001.mds: sample 0: column 'cap' (str) does not decode" in told["reason"]
-    assert set(found(quarantine=tmp_path / "bad.jsonl")) == set(left)
+    assert set(found(read=ReadOptions(quarantine=tmp_path / "bad.jsonl"))) == set(left)
 
 
 def test_random_numbers_order_steps_and_ids_are_those_of_the_first_dataset(data: Path) -> None:

@@ -56,7 +56,7 @@ def settings(data: Path, chance: random.Random) -> dict[str, Any]:
             found["transform"] = found["transform"].map(raises_for_bad)
             found["on_bad_sample"] = BadSamples("skip", max_share=None)
     if chance.random() < 0.5:
-        found["quarantine"] = data / "quarantine"
+        found["read"] = ReadOptions(ids="number", quarantine=data / "quarantine")
     native = found["shuffle_algo"] in ("block", "global")
     kind = chance.choice(["one", "mixture", "subset"] if native else ["one", "mixture"])
     if kind == "mixture":
@@ -252,7 +252,7 @@ def test_the_command_prints_the_samples_of_a_step(data: Path) -> None:
         shuffle=True,
         shuffle_seed=7,
         world=World(0, 4, 2),
-        quarantine=data / "quarantine",
+        read=ReadOptions(quarantine=data / "quarantine"),
     )
     printed = json.loads(stoker(*cluster, "--samples", "--json", "--quarantine", data / "quarantine"))
     assert [line["sample"] for line in printed["samples"]] == without.ids_of(3).tolist() != dataset.ids_of(3).tolist()

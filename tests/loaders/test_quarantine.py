@@ -1,4 +1,4 @@
-"""``quarantine=``: listed samples are left out, all others stay where they are, on all ranks and after any resume."""
+"""A quarantine: listed samples are left out, all others stay where they are, on all ranks and after any resume."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def add(file: Path, *lines: Any) -> None:
         out.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def opened(data: Path, **settings: Any) -> StreamingDataset:
-    chosen = {"shuffle": True, "batch_size": 8, **settings}
+def opened(data: Path, quarantine: Any = None, **settings: Any) -> StreamingDataset:
+    chosen = {"shuffle": True, "batch_size": 8, "read": ReadOptions(quarantine=quarantine), **settings}
     return StreamingDataset(streams=[Stream(local=data / name) for name in STREAMS], **chosen)
 
 
@@ -346,13 +346,13 @@ def test_a_line_is_of_its_own_stream_where_these_are_listed_in_another_order(
         for url in (where.url, where.file, f"file://{where.url}"):
             line = {"sample": 100, "url": url, "shard": where.shard, "row": where.row}
             file.write_text(json.dumps(line) + "\n")
-            left = StreamingDataset(streams=streams, batch_size=8, read=ReadOptions(ids="number"), quarantine=file)
+            left = StreamingDataset(streams=streams, batch_size=8, read=ReadOptions(ids="number", quarantine=file))
             assert 100 not in [number for batch in left.batches() for number in batch["number"]]
-            swapped = StreamingDataset(streams=streams[::-1], batch_size=8, quarantine=file)
+            swapped = StreamingDataset(streams=streams[::-1], batch_size=8, read=ReadOptions(quarantine=file))
             with pytest.raises(ConfigError, match=r"twin/.* and by the line .*/a/.* it is of other data"):
                 read(swapped)
         file.write_text(json.dumps({**line, "url": f"s3://elsewhere/{Path(str(where.url)).name}"}) + "\n")
-        read(StreamingDataset(streams=streams[::-1], batch_size=8, quarantine=file))
+        read(StreamingDataset(streams=streams[::-1], batch_size=8, read=ReadOptions(quarantine=file)))
 
 
 def test_a_line_may_be_of_a_run_with_a_cache(data: Path, file: Path, tmp_path: Path) -> None:
@@ -364,16 +364,16 @@ def test_a_line_may_be_of_a_run_with_a_cache(data: Path, file: Path, tmp_path: P
         where = told.where(100)
         file.write_text(json.dumps({"sample": 100, "url": where.url, "shard": where.shard, "row": where.row}) + "\n")
         assert where.url == str(data / "a" / Path(str(where.url)).name)
-        left = StreamingDataset(data / "a", batch_size=8, quarantine=file, **read_by)
+        left = StreamingDataset(data / "a", batch_size=8, read=ReadOptions(quarantine=file), **read_by)
         assert 100 not in [number for batch in read(left) for number in batch]
     where = cached.where(100)
     file.write_text(json.dumps({"sample": 100, "url": where.copy, "shard": where.shard, "row": where.row}) + "\n")
     assert str(where.copy).endswith(f"(from {where.url})")
-    left = StreamingDataset(data / "a", batch_size=8, quarantine=file)
+    left = StreamingDataset(data / "a", batch_size=8, read=ReadOptions(quarantine=file))
     assert 100 not in [number for batch in read(left) for number in batch]
     file.write_text(json.dumps({"sample": 100, "url": str(cached.where(0).url)}) + "\n")
     with pytest.raises(ConfigError, match="it is of other data"):
-        read(StreamingDataset(data / "a", batch_size=8, quarantine=file))
+        read(StreamingDataset(data / "a", batch_size=8, read=ReadOptions(quarantine=file)))
 
 
 def test_half_a_line_and_no_file_are_errors(data: Path, file: Path) -> None:

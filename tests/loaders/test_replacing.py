@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from bad_data import write_with_bad
 
-from stoker import Chain, Stream, StreamingDataset
+from stoker import Chain, ReadOptions, Stream, StreamingDataset
 from stoker.cluster import World
 from stoker.partitions import Contiguous, HashBased, RoundRobin
 from support import write_columns
@@ -71,7 +71,7 @@ class Case:
         if self.how == "bad":
             settings: dict[str, Any] = {"transform": check, "on_bad_sample": "replace"}
         elif self.how == "quarantine":
-            settings = {"quarantine": self.quarantine} if bad else {}
+            settings = {"read": ReadOptions(quarantine=self.quarantine)} if bad else {}
             self.quarantine.write_text("".join(f"{number}\n" for number in sorted(bad)))
         else:
             kept = Chain().filter(lambda sample: int(sample["id"]) not in bad, "kept", dropped="replace")

@@ -104,11 +104,10 @@ class Case:
             num_canonical_nodes=1,
             batch_size=GLOBAL_BATCH // world.world_size,
             world=world,
-            quarantine=file,
             transform=self.chain(),
             on_bad_sample=self.on_bad_sample,  # type: ignore[arg-type]
             columns=["id", "doc"] if self.undecodable else ["id"],
-            read=ReadOptions(ids="number", read_threads=threads),
+            read=ReadOptions(ids="number", quarantine=file, read_threads=threads),
         )
 
 

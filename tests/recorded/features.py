@@ -362,7 +362,7 @@ FEATURES: Final = (
     Feature(
         "quarantine",
         "quarantine",
-        _options(quarantine=[SkipIds([0, 7, 33, 34]), SkipSteps(2, 3, epoch=0, global_batch=12)]),
+        _read(quarantine=[SkipIds([0, 7, 33, 34]), SkipSteps(2, 3, epoch=0, global_batch=12)]),
     ),
     Feature("replicated", "replicated", _options(replication=2)),
     Feature("columns", "columns", _options(columns=["u", "s"])),

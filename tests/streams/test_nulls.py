@@ -19,11 +19,11 @@ from stoker import StreamingDataset, Where, World
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import ConfigError
+from stoker.order.subsets import Condition
 from stoker.partitions import HashBased, Stratified
 from stoker.pipeline.workers.array_source import ArraySource
 from stoker.streams.conditions import chosen_ids
 from stoker.streams.labels import column_labels
-from stoker.streams.subsets import Condition
 from support import open_parquet
 
 NUMBERS = [1, None, 2, 3, None, 2, None, 1]

@@ -20,11 +20,11 @@ from stoker.cache.disk.quota import divide_limit
 from stoker.catalog import location
 from stoker.errors import ConfigError, DatasetChangedError, FormatError, ObjectNotFoundError
 from stoker.index import version
+from stoker.order.subsets import HashSplit
 from stoker.reading.samples import iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams import streams as streams_module
 from stoker.streams.streams import Stream, StreamDefaults, Streams, open_streams, stream_names
-from stoker.streams.subsets import HashSplit
 from stoker.writers import CSVWriter, JSONWriter
 
 COLUMNS = {"id": "int", "text": "str"}

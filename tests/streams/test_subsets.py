@@ -28,11 +28,11 @@ from stoker import BadSamples, MDSWriter, StreamingDataset
 from stoker.cache.base import CacheSettings
 from stoker.catalog.location import DatasetLocation, open_indexed
 from stoker.errors import ConfigError, DecodeError, TransformError
+from stoker.order.subsets import Condition, HashSplit, KeepIds, SkipIds, Subset, train_validation_split
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.compare import compare, plain_operand
 from stoker.streams.conditions import Where, chosen_ids
 from stoker.streams.streams import Stream, open_streams
-from stoker.streams.subsets import Condition, HashSplit, KeepIds, SkipIds, Subset, train_validation_split
 from stoker.writers import JSONWriter
 from support import open_parquet, write_samples
 

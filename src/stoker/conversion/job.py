@@ -77,7 +77,7 @@ class Arrangement:
         return ShuffledStream(table, settings, mix(self.seed, _TAG_SHUFFLE)).locate(positions)
 
     def split_of(self, shards: Ids, rows: Ids) -> Ids:
-        """Number of the split that each sample is in, as :class:`~stoker.streams.subsets.HashSplit` has it; int64."""
+        """Number of the split that each sample is in, as :class:`~stoker.order.subsets.HashSplit` has it; int64."""
         found = np.zeros(len(shards), np.int64)
         if len(self.splits) < 2:
             return found

@@ -10,13 +10,18 @@ from __future__ import annotations
 import mmap
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
-from stoker.arguments import at_least, checked, must_be
+from stoker.arguments import at_least, check_argument, checked, must_be
 from stoker.errors import ConfigError
 from stoker.policy import decoded_memory
 from stoker.types import Batch, CacheKind, Ids, StartMethod
 from stoker.units import parse_bytes
+
+if TYPE_CHECKING:
+    from stoker.order.subsets import QuarantineSource
+else:  # who writes shards imports no order
+    QuarantineSource = Any
 
 RunIn: TypeAlias = Literal["threads", "processes", "auto"]
 """Where functions of samples run: threads of the process that reads, processes of stoker's own, or whichever is faster."""
@@ -134,7 +139,7 @@ class ShardInfo:
 @checked
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Options of reading. None of them changes which samples come, or when.
+    """Options of reading. But for ``quarantine``, none of them changes which samples come, or when.
 
     >>> ReadOptions(views=True, decoded_limit="2gb").decoded_bytes
     2147483648
@@ -142,6 +147,9 @@ class ReadOptions:
     Attributes:
         ids: name of one column more, of each sample's id: the number that ``dataset[id]`` takes. A transform gets it with the
             others, and hands it on.
+        quarantine: samples to leave out, of which others come in their places: ``SkipSteps`` and ``SkipIds`` in a list, or a
+            file that names them; it is read at the start of each epoch and after a state was loaded, so that lines can be
+            added while training goes on. See docs/lineage.md.
         cache: ``"disk"``: shards of a remote are kept in files below ``local``, which all processes of the node share.
             ``"memory"``: they are held in memory from before a process of the node needs them until none does, and written
             nowhere: less work where an epoch is all there is, or there is no disk. ``cache_limit`` is then what the node's
@@ -184,6 +192,7 @@ class ReadOptions:
     """
 
     ids: str | None = None
+    quarantine: QuarantineSource | None = None
     cache: CacheKind = "disk"
     allow_unsafe_types: bool = False
     views: bool = False
@@ -202,6 +211,12 @@ class ReadOptions:
     def __post_init__(self) -> None:
         decoded = decoded_memory() if self.decoded_limit is None else parse_bytes(self.decoded_limit)
         object.__setattr__(self, "decoded_bytes", decoded)
+        if self.quarantine is not None:
+            from stoker.order.subsets import QuarantineSource as Source
+
+            such = "such as [SkipSteps(340, 343, epoch=0, global_batch=512), SkipIds([17])], or the path of a file"
+            given = check_argument("ReadOptions", "quarantine", Source, self.quarantine, such)
+            object.__setattr__(self, "quarantine", given)
         at_least(0, read_threads=self.read_threads)
         at_least(1, read_processes=self.read_processes, download_threads=self.download_threads)
         if self.run_in == "threads" and (self.read_processes is not None or self.start_method != "spawn"):

@@ -28,6 +28,7 @@ from stoker.loaders.trainers.consumers import check_divides_by_id, check_samplin
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition import Partition
+from stoker.order.subsets import Subset, as_subsets
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.ranks.data_rank import Replication
 from stoker.pipeline.transforms import Override
@@ -35,7 +36,6 @@ from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.sample_errors import apply_override
 from stoker.streams.registry import make_stream
 from stoker.streams.streams import MOVED, Stream, StreamDefaults
-from stoker.streams.subsets import QuarantineSource, Subset, as_subsets
 from stoker.types import Batch, StorageOptions, Transform
 from stoker.units import parse_bytes
 
@@ -79,14 +79,11 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         columns: read only these.
         transform: function of a sample, or a :class:`~stoker.reading.chain.Chain` of them, run where samples are read: in the
             loader's workers, or by several threads or processes at once, see ``ReadOptions.run_in``.
-        read: :class:`~stoker.formats.base.ReadOptions`: a column of ids, shards held in memory and not on disk, views
-            instead of copies, threads.
+        read: :class:`~stoker.formats.base.ReadOptions`: a column of ids, samples to leave out, shards held in memory and
+            not on disk, views instead of copies, threads.
         on_bad_sample: what becomes of samples that are damaged, do not decode, or of which ``transform`` raises an error: an
             error (``"raise"``), ``"skip"``, ``"replace"`` by another, or :class:`~stoker.reading.bad_samples.BadSamples` with
             limits and a file that lists them. See docs/bad_samples.md. ``dataset[i]`` always raises.
-        quarantine: samples to leave out, of which others come in their places: ``SkipSteps`` and ``SkipIds`` in a list, or a
-            file that names them; it is read at the start of each epoch and after a state was loaded, so that lines can be
-            added while training goes on. See docs/lineage.md.
         allow_unsafe_types: allow ``pkl`` columns, which run code from the data when read.
         cache_limit: bytes (int or ``"100gb"``) that the caches of all streams may take. Least recently opened shards go
             first. Needs a remote.
@@ -144,8 +141,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         remote="for several streams write streams=[Stream(...), ...]",
         streams="give Stream(...) objects in a list, or remote= alone for a single source",
         subset="conditions are written Where('column', '>', 3), functions Where.function('column', function, name), ids "
-        "KeepIds([1, 2]); steps are left out by quarantine=[SkipSteps(...)]",
-        quarantine="such as [SkipSteps(340, 343, epoch=0, global_batch=512), SkipIds([17])], or the path of a file",
+        "KeepIds([1, 2]); steps are left out by read=ReadOptions(quarantine=[SkipSteps(...)])",
         partition_algo='such as "round_robin" or Stratified("label"); Adaptive is for a StreamingShardLoader',
         world="such as World(rank=0, world_size=2)",
         mesh="it is replication=",
@@ -166,7 +162,6 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         transform: Transform | None = None,
         read: ReadOptions = ReadOptions(),
         on_bad_sample: OnBadSample | BadSamples = "raise",
-        quarantine: QuarantineSource | None = None,
         allow_unsafe_types: bool = False,
         cache_limit: int | str | None = None,
         predownload: int | None = None,
@@ -251,7 +246,6 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             transform=transform,
             on_bad_sample=on_bad_sample,
             predownload=predownload,
-            quarantine=quarantine,
             replication=replication,
             world=world,
         )

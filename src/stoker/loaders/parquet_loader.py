@@ -109,13 +109,13 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         **{
             **IN_READ_OPTIONS,
             "ids": "batch.document_ids has the numbers of documents, and where() tells where they lie",
+            **dict.fromkeys(
+                ("quarantine", "subset"),
+                "rows are cut of many documents, which are left out where they are documents: in an LMStream over a "
+                "StreamingDataset(subset=, read=ReadOptions(quarantine=))",
+            ),
         },
         on_bad_files='it is format_options={"on_bad_files": "skip"}',
-        **dict.fromkeys(
-            ("quarantine", "subset"),
-            "rows are cut of many documents, which are left out where they are documents: in an LMStream over a "
-            "StreamingDataset(quarantine=, subset=)",
-        ),
     )
     def __init__(
         self,
@@ -421,7 +421,16 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
 def _check_read(read: ReadOptions) -> int:
     """Threads that decode; see that nothing is asked for that has no meaning for tokens."""
     default = ReadOptions()
-    for name in ("ids", "allow_unsafe_types", "views", "decoded_limit", "run_in", "read_processes", "start_method"):
+    for name in (
+        "ids",
+        "quarantine",
+        "allow_unsafe_types",
+        "views",
+        "decoded_limit",
+        "run_in",
+        "read_processes",
+        "start_method",
+    ):
         if getattr(read, name) != getattr(default, name):
             raise ConfigError(
                 f"StreamingParquetLoader: ReadOptions({name}=) has no meaning for tokens, which are decoded into batches: "

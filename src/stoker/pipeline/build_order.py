@@ -13,9 +13,9 @@ from stoker.order.native import NativeOrder
 from stoker.order.partition import Elastic, Partition
 from stoker.order.settings import NativeSettings, OrderChoices
 from stoker.order.shuffle.shuffle import SHUFFLES
+from stoker.order.subsets import Subset
 from stoker.pipeline.order_sources import make_sources
 from stoker.streams.streams import Streams
-from stoker.streams.subsets import Subset
 
 if TYPE_CHECKING:
     from stoker.order.mosaicml.sample_order import MosaicmlOrder

@@ -15,8 +15,8 @@ from stoker.order.partition import Partition
 from stoker.order.selection import Everything, Selection, Split
 from stoker.order.settings import StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
+from stoker.order.subsets import Condition, HashSplit, KeepIds, SkipIds, Subset
 from stoker.streams.streams import Stream, Streams
-from stoker.streams.subsets import Condition, HashSplit, KeepIds, SkipIds, Subset
 from stoker.types import Nulls
 
 if TYPE_CHECKING:

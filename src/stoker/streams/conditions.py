@@ -27,10 +27,10 @@ from stoker.concurrency.user_code import pass_exits
 from stoker.display import unknown_operator
 from stoker.errors import ConfigError, TransformError
 from stoker.formats.base import ReadOptions
+from stoker.order.subsets import Condition, Mask
 from stoker.streams.compare import OPERATORS, compare, plain_operand
 from stoker.streams.derived_arrays import ArraySink, derived_array
 from stoker.streams.scan import check_column, scan
-from stoker.streams.subsets import Condition, Mask
 from stoker.types import Batch, Ids
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype)

@@ -19,8 +19,8 @@ from stoker.errors import ConfigError, ObjectNotFoundError, StateError
 from stoker.integers import is_count
 from stoker.order.left_out import Exclusion
 from stoker.order.shuffle.shard_table import ShardTable
+from stoker.order.subsets import POSITIONS, QuarantineSource, SkipIds, SkipSteps
 from stoker.storage.files.regular import read_regular
-from stoker.streams.subsets import POSITIONS, QuarantineSource, SkipIds, SkipSteps
 from stoker.types import Ids
 
 _PATIENCE: Final = 1.0

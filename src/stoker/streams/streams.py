@@ -25,10 +25,10 @@ from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index, collector_paused
 from stoker.index.version import opening_time
 from stoker.order.mixture.weights import StreamWeight
+from stoker.order.subsets import Subset, as_subsets
 from stoker.policy import CACHE_DESCRIPTORS, INDEXES_AT_ONCE, USUAL_DESCRIPTORS, allow_descriptors
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import RetryPolicy
-from stoker.streams.subsets import Subset, as_subsets
 from stoker.types import Ids, StorageOptions
 
 _WEIGHTS: Final = ("proportion", "repeat", "choose")
@@ -80,7 +80,7 @@ class Stream:
         format: ``None``: shards with an index.json, of any formats, or files whose names tell their format. A name: files of
             this format as they are, indexed from a listing and their own headers; see docs/formats.md.
         format_options: settings of the format, by name; see there.
-        subset: which of its samples belong: :class:`~stoker.streams.subsets.HashSplit`, ``KeepIds``, ``SkipIds`` or
+        subset: which of its samples belong: :class:`~stoker.order.subsets.HashSplit`, ``KeepIds``, ``SkipIds`` or
             ``Where``, or a list of them, all of which must let a sample in.
 
     Raises:

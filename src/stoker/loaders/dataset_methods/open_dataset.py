@@ -30,7 +30,6 @@ from stoker.units import parse_count
 
 if TYPE_CHECKING:
     from stoker.streams.quarantine import Quarantine
-    from stoker.streams.subsets import QuarantineSource
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,6 @@ def open_dataset(
     transform: Transform | None = None,
     on_bad_sample: OnBadSample | BadSamples = "raise",
     predownload: int | None = None,
-    quarantine: QuarantineSource | None = None,
     replication: Replication | None = None,
     world: World | None = None,
 ) -> OpenDataset:
@@ -56,7 +54,7 @@ def open_dataset(
         defaults: how those are opened that say nothing else, and what their caches may take.
         order: which sample comes when, and how samples are read.
         given: arguments of the dataset that are attributes, too, as they were given.
-        columns, transform, on_bad_sample, predownload, quarantine, replication, world: see
+        columns, transform, on_bad_sample, predownload, replication, world: see
             :class:`~stoker.loaders.dataset.StreamingDataset`.
 
     Raises:
@@ -97,10 +95,10 @@ def open_dataset(
     )
     ranks = DataRankFinder(world, replication, compare=options.compare_ranks)
     held_out: Quarantine | None = None
-    if quarantine is not None:
+    if options.quarantine is not None:
         from stoker.streams.quarantine import Quarantine
 
-        held_out = Quarantine(quarantine)
+        held_out = Quarantine(options.quarantine)
     reader = EpochReader(streams.pool(options), sample_order, settings, ranks, held_out)
     opened = OpenDataset(streams, reader, ranks, index.table, given)
     if streams.limit is not None:

@@ -151,7 +151,7 @@ class SkipIds(_IdList):
 @checked
 @dataclass(frozen=True, slots=True)
 class SkipSteps:
-    """Steps of an epoch that a run leaves out, by ``quarantine=``. As many before them come in their places, or after.
+    """Steps of an epoch that a ``quarantine`` leaves out. As many before them come in their places, or after.
 
     >>> SkipSteps(340, 343, epoch=0, global_batch=512).as_dict()
     {'epoch': 0, 'steps': [340, 343], 'global_batch': 512}
