@@ -236,6 +236,7 @@ def test_a_wrong_argument_is_an_error_of_our_own(
         ({"partition_algo": 2}, r"must be a string or a Partition, got 2 \(int\); such as \"round_robin\""),
         ({"partition_algo": "round-robin"}, "partition_algo 'round-robin' is unknown; did you mean 'round_robin'?"),
         ({"partition_algo": "hash"}, r"partitions with settings are objects, such as HashBased\(64\)"),
+        ({"schedule": None}, r"no argument 'schedule': it is sampling_method=Schedule\(...\)"),
         ({"partition": RoundRobin()}, "argument 'partition' is unknown; did you mean 'partition_algo'?"),
         ({"remainder": "padd"}, "'pad', 'drop' or 'uneven', got 'padd' .*; did you mean 'pad'"),
         ({"epoch_size": "0.5"}, "epoch_size must be at least 1 sample, got '0.5'"),

@@ -48,7 +48,7 @@ _ORDER: Final = {
     "world": "read tasks go to all nodes of the cluster",
     **dict.fromkeys(("partition_algo", "remainder", "replication"), _DIVISION),
     **dict.fromkeys(("shuffle", "shuffle_algo", "shuffle_seed", "shuffle_block_size", "num_canonical_nodes"), _SHUFFLE),
-    **dict.fromkeys(("batching_method", "sampling_method", "sampling_granularity", "schedule"), _EPOCHS),
+    **dict.fromkeys(("batching_method", "sampling_method", "sampling_granularity"), _EPOCHS),
 }
 """Arguments of a StreamingDataset that say which sample comes when, and what to write instead."""
 

@@ -195,7 +195,7 @@ def curriculum(data: Path, **options: Any) -> StreamingDataset:
         },
     )
     return StreamingDataset(
-        streams=streams_of(data), schedule=schedule, epoch_size=200, shuffle=True, batch_size=10, **options
+        streams=streams_of(data), sampling_method=schedule, epoch_size=200, shuffle=True, batch_size=10, **options
     )
 
 
@@ -664,7 +664,7 @@ def test_a_curriculum_may_be_changed_on_the_way(data: Path) -> None:
     schedule = Schedule.parse({0: {"web": 1, "books": 1}, 600: {"web": 0, "books": 1}})
     changed = StreamingDataset(
         streams=streams_of(data, {"web": {}, "books": {}}),
-        schedule=schedule,
+        sampling_method=schedule,
         epoch_size=100,
         shuffle=True,
         batch_size=10,
@@ -682,7 +682,7 @@ def test_a_schedule_that_was_the_same_so_far_is_taken(data: Path) -> None:
     def run(points: Any, interpolate: int = 0) -> StreamingDataset:
         return StreamingDataset(
             streams=streams_of(data, {"web": {}, "books": {}}),
-            schedule=Schedule.parse(points, interpolate),
+            sampling_method=Schedule.parse(points, interpolate),
             epoch_size=120,
             shuffle=True,
             batch_size=10,

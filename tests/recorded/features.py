@@ -331,7 +331,7 @@ FEATURES: Final = (
     Feature("proportion", "streams", _streams(["mds", "mds"], {"proportion": 0.7}, {"proportion": 0.3}, epoch_size=90)),
     Feature("repeat", "streams", _streams(["mds", "mds"], {"repeat": 1.5}, {"repeat": 0.4})),
     Feature("choose", "streams", _streams(["mds", "mds"], {"choose": 100}, {"choose": 21})),
-    Feature("schedule", "streams", _streams(["mds", "mds"], schedule=_SCHEDULE, epoch_size=110)),
+    Feature("schedule", "streams", _streams(["mds", "mds"], sampling_method=_SCHEDULE, epoch_size=110)),
     *(
         Feature(form, "form", _form(form))
         for form in ("zstd", "damaged mds", "parquet", "arrow", "jsonl", "damaged jsonl", "csv", "tar", "tfrecord")

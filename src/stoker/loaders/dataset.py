@@ -108,9 +108,9 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         subset: which samples belong, of all streams: ``HashSplit``, ``KeepIds``, ``SkipIds``, ``Where``, or several of them
             in a list, all of which must let a sample in. Ids count through all streams.
         sampling_method: where an epoch has not just all of a stream, ``"balanced"`` goes on in the stream from epoch to
-            epoch, so that no sample comes twice before all came once; ``"fixed"`` takes the same samples in each epoch.
+            epoch, so that no sample comes twice before all came once; ``"fixed"`` takes the same samples in each epoch. A
+            :class:`~stoker.order.mixture.schedule.Schedule` balances by weights that change during training.
         sampling_granularity: with ``"fixed"``, samples taken from one shard at a time.
-        schedule: weights of the streams that change during training: :class:`~stoker.order.mixture.schedule.Schedule`.
         batching_method: ``"random"`` (streams mixed), ``"stratified"`` (each global batch has the streams in proportion),
             ``"per_stream"`` (each global batch is of one stream), ``"device_per_stream"`` (each rank's batch is).
         partition_algo: how samples are divided among ranks, by name or as an object: ``"elastic"`` (global batches, the same
@@ -145,6 +145,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         partition_algo='such as "round_robin" or Stratified("label"); Adaptive is for a StreamingShardLoader',
         world="such as World(rank=0, world_size=2)",
         mesh="it is replication=",
+        schedule="it is sampling_method=Schedule(...)",
         **IN_READ_OPTIONS,
         **MOVED,
     )
@@ -177,9 +178,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         shuffle_block_size: int | None = None,
         num_canonical_nodes: int | None = None,
         subset: Subset | Sequence[Subset] | None = None,
-        sampling_method: str = "balanced",
+        sampling_method: str | Schedule = "balanced",
         sampling_granularity: int = 1,
-        schedule: Schedule | None = None,
         batching_method: str = "random",
         partition_algo: str | Partition = "elastic",
         replication: Replication | None = None,
@@ -228,9 +228,9 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             epoch_size=length,
             partition=partition,
             batching_method=batching_method,
-            sampling_method=sampling_method,
+            sampling_method="balanced" if isinstance(sampling_method, Schedule) else sampling_method,
             sampling_granularity=sampling_granularity,
-            schedule=schedule,
+            schedule=sampling_method if isinstance(sampling_method, Schedule) else None,
             subsets=subsets,
             remainder=remainder,
             partition_algo=mosaicml_partition,

@@ -111,15 +111,15 @@ def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
     )
     subsets = options.subsets or any(stream.subsets for stream in streams.streams)
     for name, given in (
-        ("partition_algo", options.partition != Elastic()),
-        ("schedule", options.schedule is not None),
-        ("subset", bool(subsets)),
-        ("remainder", options.remainder != "pad"),
+        ("partition_algo=", options.partition != Elastic()),
+        ("sampling_method=Schedule(...)", options.schedule is not None),
+        ("subset=", bool(subsets)),
+        ("remainder=", options.remainder != "pad"),
     ):
         if given:
             raise ConfigError(
-                f"{name}= does not go with {chosen}, which chooses an order of mosaicml-streaming, that has no such thing: "
-                'use shuffle_algo="block"' + (" without partition_algo=" if name != "partition_algo" else "")
+                f"{name} does not go with {chosen}, which chooses an order of mosaicml-streaming, that has no such thing: "
+                'use shuffle_algo="block"' + (" without partition_algo=" if name != "partition_algo=" else "")
             )
     weights = [stream.weight for stream in streams.streams]
     mixture = Mixture.resolve(

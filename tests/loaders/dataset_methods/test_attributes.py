@@ -232,7 +232,7 @@ def test_a_streams_weights_can_be_read_once_it_is_open(root: Path) -> None:
 
 
 def test_a_schedule_leaves_streams_without_weights(root: Path) -> None:
-    dataset = both(root, epoch_size=40, schedule=Schedule(((0, (("a", 1), ("b", 1))),)))
+    dataset = both(root, epoch_size=40, sampling_method=Schedule(((0, (("a", 1), ("b", 1))),)))
     assert weights(dataset) == [(None, None, None)] * 2
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.lazy import shadowed
 from stoker.loaders.dataset_methods.opened import SAMPLE_METHODS, DatasetBase, Told
+from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition import Partition
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids
@@ -82,7 +83,7 @@ class DatasetAttributes(DatasetBase):
     shuffle_algo = Told[str]("Name of the shuffle.")
     shuffle_seed = Told[int]("Seed of the shuffle, as given; a loaded state of mosaicml-streaming brings its own.")
     shuffle_block_size = Told[int | None]("Samples in a shuffle block, as given.")
-    sampling_method = Told[str]('``"balanced"`` or ``"fixed"``.')
+    sampling_method = Told[str | Schedule]('``"balanced"``, ``"fixed"`` or a schedule, as given.')
     sampling_granularity = Told[int]("Samples that fixed sampling takes from one shard at a time.")
     batching_method = Told[str]("The method by which streams are mixed in batches.")
     partition_algo = Told[str | Partition]("How samples are divided among ranks, as given.")
