@@ -153,7 +153,7 @@ def test_further_processes_are_given_work_when_they_are_there(data: Path) -> Non
     task = ChunkTask(reader.settings, 0, True, 1)
     places = np.arange(4)
     chunk = Chunk([4], places, np.zeros(4, np.int64), places, (0,))
-    runner: InProcesses[Chunk] = InProcesses(reader.pool.get, 1, task, reader.pool, None, Ring(), "spawn")  # type: ignore[arg-type]
+    runner: InProcesses[Chunk] = InProcesses(reader.pool.get, 1, task, reader.pool, None, Ring())  # type: ignore[arg-type]
 
     def read() -> None:
         assert list(runner.submit(chunk)().values["id"]) == [0, 1, 2, 3]

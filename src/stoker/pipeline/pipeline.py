@@ -96,7 +96,7 @@ class Pipeline:
         batch_size = run.plan.batch_size
         # A method of a subclass runs in the consumer's thread.
         alone = override is not None and (as_columns or settings.bad_samples is not None)
-        self._threads = 0 if alone else settings.read_threads or 0
+        self._threads = 0 if alone else settings.read_threads
         self._executor, self._epoch, self._as_columns = executor, epoch, as_columns
         self._run_again = run_again
         self._ahead = bool(self._threads) or settings.run_in != "threads"
@@ -293,7 +293,9 @@ class Pipeline:
             tune_threads=self._tunes_threads,
             processes=processes,
             # More processes would keep more shards of a limited cache open than was reckoned with.
-            tune_processes=bool(processes) and settings.read_processes is None and settings.amounts.limit is None,
+            tune_processes=bool(processes)
+            and self._pool.options.read_processes is None
+            and settings.amounts.limit is None,
             worker=worker,
         )
         self._executor.tuned = tuned.processes

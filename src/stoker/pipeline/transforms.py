@@ -24,7 +24,7 @@ from stoker.reading.projection import LeadingJoin, batch_parts, project, split_s
 from stoker.reading.sample_errors import location_at
 from stoker.reading.shard_pool import ShardPool
 from stoker.reading.steps import Load, Map, Project, Select, Step, TokenizeColumn
-from stoker.types import Batch, Ids, StartMethod, Transform
+from stoker.types import Batch, Ids, Transform
 
 if TYPE_CHECKING:
     from stoker.index.concat_index import ConcatIndex
@@ -48,8 +48,8 @@ class EpochReaderSettings:
         columns: columns to read; ``None`` for all.
         transform: applied to each sample, on the reading threads.
         identity: what the random numbers of a chain belong to.
-        read_threads: threads that read ahead; 0 reads in the consumer's thread; ``None``: some if there is a transform.
-        run_in, read_processes, start_method: see :class:`~stoker.formats.base.ReadOptions`.
+        read_threads: threads that read ahead in an iteration; 0 reads in the consumer's thread.
+        run_in: where its functions run.
         amounts: how far ahead and how much at a time.
         by_shard: whether many samples are read together, shard by shard, as the order is too wide for the limit.
         bad_samples: what becomes of bad samples; ``None``: they are errors.
@@ -61,10 +61,8 @@ class EpochReaderSettings:
     columns: Sequence[str] | None = None
     transform: Transform | None = None
     identity: SampleIdentity = SampleIdentity()  # noqa: RUF009 - frozen
-    read_threads: int | None = None
+    read_threads: int = 0
     run_in: RunIn = "threads"
-    read_processes: int | None = None
-    start_method: StartMethod = "spawn"
     amounts: ReadAmounts = field(default_factory=ReadAmounts)
     by_shard: bool = False
     bad_samples: BadSamples | None = None

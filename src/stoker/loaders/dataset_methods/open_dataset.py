@@ -79,10 +79,6 @@ def open_dataset(
             first_shards=tuple(streams.shard_offsets[:-1].tolist()),
             repeats=repeats_samples(sample_order),
         ),
-        read_threads=options.read_threads,
-        run_in=options.run_in,
-        read_processes=options.read_processes,
-        start_method=options.start_method,
         bad_samples=BadSamples.of(on_bad_sample),
         amounts=ReadAmounts(
             sample_bytes=index.total_bytes // max(1, index.samples),

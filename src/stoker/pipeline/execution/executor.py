@@ -83,12 +83,12 @@ class Executor:
         Raises:
             ConfigError: processes are asked for, and can not be used here.
         """
-        settings = self._settings
-        self.execution = Execution("threads" if threads else "consumer", threads, f"run_in={settings.run_in!r}")
+        asked = self._pool.options.run_in
+        self.execution = Execution("threads" if threads else "consumer", threads, f"run_in={asked!r}")
         if worker.token is not None:
             return self._stay("a DataLoader's worker reads by itself")
-        if settings.run_in == "processes":
-            if override is not None and (as_columns or settings.bad_samples is not None):
+        if asked == "processes":
+            if override is not None and (as_columns or self._settings.bad_samples is not None):
                 raise ConfigError(
                     f"run_in='processes' and {'batches()' if as_columns else 'on_bad_sample='} do not go together with a "
                     "method of a subclass that makes samples, as it runs in the thread that asks for them: use transform= "
@@ -97,7 +97,7 @@ class Executor:
             _check_may_start()
             self.execution = Execution("processes", self.processes, "run_in='processes'")
             return "processes"
-        if settings.run_in == "threads":
+        if asked == "threads":
             return "threads"
         unfit = self._unfit(threads, override)
         return self._stay(unfit) if unfit else "auto"
@@ -133,7 +133,7 @@ class Executor:
     @property
     def first_processes(self) -> int:
         """Processes, where it is processes that read and no tuner has chosen how many."""
-        return self._settings.read_processes or min(_MOST, processor_count())
+        return self._pool.options.read_processes or min(_MOST, processor_count())
 
     def resized(self, workers: int) -> None:
         """Note how many threads or processes there are by now; 0: the consumer's thread."""
@@ -172,7 +172,7 @@ class Executor:
         if run_in == "processes":
             return make()
         self._threads = threads
-        if self._settings.start_method == "spawn" and (refused := _refused(task())):
+        if self._pool.options.start_method == "spawn" and (refused := _refused(task())):
             self._decided(False, False, refused)
             return InThreads(execute, threads)
         self.execution = Execution("threads", threads, "run_in='auto' has not measured enough yet")
@@ -191,7 +191,7 @@ class Executor:
     ) -> InProcesses[_T]:
         from stoker.pipeline.execution.in_processes import InProcesses
 
-        return InProcesses(execute, self.processes, task(), self._pool, run, self._ring, self._settings.start_method)
+        return InProcesses(execute, self.processes, task(), self._pool, run, self._ring)
 
     def _decided(self, processes: bool, there: bool, reason: str) -> None:
         """Note a choice: processes or threads, and whether processes are there by now."""

@@ -23,7 +23,6 @@ from stoker.pipeline.execution.hand_over import unpack, unpack_error
 from stoker.policy import CHUNKS_OF_PROCESS
 from stoker.reading.sample_errors import location_at
 from stoker.reading.shard_pool import ShardPool
-from stoker.types import StartMethod
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +154,6 @@ class InProcesses(Generic[_T]):
         pool: the dataset's shards.
         run: makes the rank's batches, where samples may replace others.
         ring: memory that they fill.
-        start_method: see :class:`~stoker.formats.base.ReadOptions`.
 
     Attributes:
         chunks, rows, busy: chunks and samples that processes have read, and the nanoseconds that they took, all together.
@@ -175,12 +173,10 @@ class InProcesses(Generic[_T]):
         pool: ShardPool,
         run: MakeRun | None,
         ring: Ring,
-        start_method: StartMethod,
     ) -> None:
         check_may_start()
         self._execute, self._pool, self._run, self._ring = execute, pool, run, ring
-        self._start_method: StartMethod = start_method
-        self._task: PickledTask | ChunkTask = task if start_method == "fork" else pickled_task(task)
+        self._task: PickledTask | ChunkTask = task if pool.options.start_method == "fork" else pickled_task(task)
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._processes: list[ChunkProcess] = []
@@ -253,7 +249,7 @@ class InProcesses(Generic[_T]):
                 self._pool,
                 self._run,
                 self._task,
-                start_method=self._start_method,
+                start_method=self._pool.options.start_method,
             )
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(

@@ -40,9 +40,9 @@ class ReadThreads:
             sharers: processes on this node that read through the same cache.
             in_batches: what is to come, where batches are asked for.
         """
-        settings = self._settings
-        if settings.read_threads is not None:
-            return settings.read_threads
+        settings, asked = self._settings, self._pool.options.read_threads
+        if asked is not None:
+            return asked
         if worker.token is not None:
             return 0
         if settings.steps and settings.only_tokenizes:
@@ -62,7 +62,7 @@ class ReadThreads:
         called by one thread at a time.
         """
         settings = self._settings
-        if settings.read_threads is not None or (settings.steps and settings.only_tokenizes):
+        if self._pool.options.read_threads is not None or (settings.steps and settings.only_tokenizes):
             return False
         calls = bool(settings.steps) and settings.calls_functions
         return threads > 0 or not (calls or self._run_foreign_code)

@@ -217,8 +217,8 @@ class PoolSource(SampleSource):
         if recorder() is not None:
             note_dataset(self.pool, self._settings, ahead=False, by_sample=False)
         executor, worker = self._reader.executor, LoaderWorker.detect()
-        threads = self._settings.read_threads or 0
-        run_in = "threads" if self._settings.run_in == "threads" else executor.plan(worker, threads)
+        threads, asked = self.pool.options.read_threads or 0, self.pool.options.run_in
+        run_in = "threads" if asked == "threads" else executor.plan(worker, threads)
         if run_in == "threads":
             return None
 
@@ -279,7 +279,7 @@ class PoolSource(SampleSource):
             raise ConfigError(
                 "a StreamingShardLoader reads in its own process: do not iterate over it in DataLoader workers"
             )
-        threads = self._settings.read_threads or 0
+        threads = self.pool.options.read_threads or 0
         run_in = self._reader.executor.plan(worker, threads)
         return self._reader.pipeline(
             of.run,
