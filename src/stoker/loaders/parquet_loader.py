@@ -421,16 +421,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
 def _check_read(read: ReadOptions) -> int:
     """Threads that decode; see that nothing is asked for that has no meaning for tokens."""
     default = ReadOptions()
-    for name in (
-        "ids",
-        "quarantine",
-        "allow_unsafe_types",
-        "views",
-        "decoded_limit",
-        "run_in",
-        "read_processes",
-        "start_method",
-    ):
+    for name in ("ids", "quarantine", "allow_unsafe_types", "views", "decoded_limit", "run_in"):
         if getattr(read, name) != getattr(default, name):
             raise ConfigError(
                 f"StreamingParquetLoader: ReadOptions({name}=) has no meaning for tokens, which are decoded into batches: "

@@ -293,9 +293,7 @@ class Pipeline:
             tune_threads=self._tunes_threads,
             processes=processes,
             # More processes would keep more shards of a limited cache open than was reckoned with.
-            tune_processes=bool(processes)
-            and self._pool.options.read_processes is None
-            and settings.amounts.limit is None,
+            tune_processes=bool(processes) and not self._pool.options.read_processes and settings.amounts.limit is None,
             worker=worker,
         )
         self._executor.tuned = tuned.processes
