@@ -81,7 +81,10 @@ ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda data: StreamingDataset(data).load_state_dict({}, change_streams="no"),  # type: ignore[arg-type]
         "StreamingDataset.load_state_dict: change_streams must be",
     ),
-    "partition_algo": (lambda data: StreamingDataset(data, partition_algo=""), "partition_algo '' is unknown"),
+    "partition_algo": (
+        lambda data: StreamingDataset(data, partition_algo=""),
+        "partition '' is unknown; known: elastic, .*, relaxed",
+    ),
     "map(name='')": (lambda _: Chain().map(dict, name=""), "name=''"),
     "enumerate('')": (lambda _: Chain().enumerate(""), "name must not be empty"),
     "rename to nothing": (lambda _: Chain().rename({"id": ""}), "name must not be empty"),

@@ -27,7 +27,7 @@ from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import check_divides_by_id, check_sampling
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
-from stoker.order.partition import Partition
+from stoker.order.partition import Elastic, Partition
 from stoker.order.subsets import Subset, as_subsets
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.ranks.data_rank import Replication
@@ -113,10 +113,10 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         sampling_granularity: with ``"fixed"``, samples taken from one shard at a time.
         batching_method: ``"random"`` (streams mixed), ``"stratified"`` (each global batch has the streams in proportion),
             ``"per_stream"`` (each global batch is of one stream), ``"device_per_stream"`` (each rank's batch is).
-        partition_algo: how samples are divided among ranks, by name or as an object: ``"elastic"`` (global batches, the same
-            in any world), ``"round_robin"``, ``"contiguous"``, ``HashBased(...)``, ``RangeBased(...)``, ``Stratified(...)``,
-            or one of your own, see docs/order/partitions.md; or ``"orig"``, ``"relaxed"``: those of mosaicml-streaming
-            0.13.0, with its orders, without shuffling, too.
+        partition_algo: how samples are divided among ranks, by name or as an object: ``"elastic"`` (default: global
+            batches, the same in any world), ``"round_robin"``, ``"contiguous"``, ``HashBased(...)``, ``RangeBased(...)``,
+            ``Stratified(...)``, or one of your own, see docs/order/partitions.md; or ``"orig"``, ``"relaxed"``: those of
+            mosaicml-streaming 0.13.0, with its orders, without shuffling, too.
         replication: which ranks read the same samples (tensor, sequence parallelism): so many consecutive ones, or those that
             a :class:`~stoker.cluster.mesh.Mesh` says, or a torch ``DeviceMesh`` whose dimension ``"dp"`` is the data's.
         world: this process's rank and world. Default: found by :meth:`World.detect <stoker.cluster.world.World.detect>` each
@@ -181,7 +181,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         sampling_method: str | Schedule = "balanced",
         sampling_granularity: int = 1,
         batching_method: str = "random",
-        partition_algo: str | Partition = "elastic",
+        partition_algo: str | Partition = Elastic(),
         replication: Replication | None = None,
         world: World | None = None,
         remainder: Remainder = "pad",
@@ -206,7 +206,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         elif any(given is not None for given in (remote, local, format, format_options, stream_config)):
             raise ConfigError("give streams=, or remote=, local= and format= for a single one, not both")
         arguments = locals()  # as they were given, but for streams
-        partition, mosaicml_partition = chosen_partition(partition_algo)
+        algo = partition_algo
+        partition, mosaicml_partition = chosen_partition(algo) if isinstance(algo, str) else (algo, None)
         subsets = () if subset is None else as_subsets(subset)
         defaults = StreamDefaults(
             download_retry=download_retry,

@@ -99,13 +99,18 @@ class Elastic:
         return {"name": self.name}
 
 
-def partition_from_dict(values: Mapping[str, Any]) -> Partition:
-    """The strategy that ``as_dict`` described. StateError if there is no such strategy, or it has other arguments."""
+def strategies() -> dict[str, Callable[..., Partition]]:
+    """The classes of stoker's strategies, by name."""
     # Few datasets are read by one of them.
     from stoker.order.partition_strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
 
     kinds: tuple[type[Partition], ...] = (Elastic, RoundRobin, Contiguous, HashBased, RangeBased, Stratified)
-    known: dict[str, Callable[..., Partition]] = {str(kind.name): kind for kind in kinds}
+    return {str(kind.name): kind for kind in kinds}
+
+
+def partition_from_dict(values: Mapping[str, Any]) -> Partition:
+    """The strategy that ``as_dict`` described. StateError if there is no such strategy, or it has other arguments."""
+    known = strategies()
     name = str(values.get("name"))
     if name not in known:
         raise StateError(f"partition {name!r} is unknown; known: {', '.join(known)}")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from stoker.arguments import must_know
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.order.mixture.weights import Mixture
 from stoker.order.native import NativeOrder
-from stoker.order.partition import Elastic, Partition
+from stoker.order.partition import Elastic, Partition, strategies
 from stoker.order.settings import NativeSettings, OrderChoices
 from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.order.subsets import Subset
@@ -50,29 +51,18 @@ class OrderOptions(OrderChoices):
         return not others.isdisjoint(MOSAICML_SHUFFLES)
 
 
-def chosen_partition(given: str | Partition) -> tuple[Partition, str | None]:
-    """The partition of stoker's orders, and the name of one of mosaicml-streaming's, whose orders it chooses.
+def chosen_partition(name: str) -> tuple[Partition, str | None]:
+    """The partition of a name for stoker's orders; and the name, if it is one of mosaicml-streaming's, with its orders.
 
-    Args:
-        given: a partition, or its name.
-
-    Raises:
-        ConfigError: none has this name.
+    ConfigError if there is no such partition, or it needs arguments.
     """
-    if not isinstance(given, str):
-        return given, None
-    if given == Elastic.name:
-        return Elastic(), None
     from stoker.order.mosaicml.partition import PARTITIONS
-    from stoker.order.partition_strategies import Contiguous, RoundRobin
 
-    if given in PARTITIONS:
-        return Elastic(), given
-    known: dict[str, Partition] = {one.name: one for one in (Elastic(), RoundRobin(), Contiguous())}
-    if given not in known:
-        named = unknown_name("partition_algo", given, (*known, *PARTITIONS))
-        raise ConfigError(f"{named}; partitions with settings are objects, such as HashBased(64)")
-    return known[given], None
+    if name in PARTITIONS:
+        return Elastic(), name
+    known = strategies()
+    must_know("partition", [name], (*known, *PARTITIONS))
+    return known[name](), None
 
 
 def make_order(streams: Streams, options: OrderOptions) -> NativeOrder | MosaicmlOrder:

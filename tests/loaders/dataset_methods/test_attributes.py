@@ -26,6 +26,7 @@ from stoker import (
 )
 from stoker.errors import ConfigError, DestinationExistsError, FormatError, IndexFileError, UnsafeDataError
 from stoker.lazy import cached_property
+from stoker.partitions import Elastic
 from stoker.streams.registry import streams_registry
 from stoker.util import bytes_to_int, clean_stale_shared_memory, get_list_arg, merge_index, number_abbrev_to_int
 
@@ -84,7 +85,7 @@ def test_arguments_are_attributes_that_can_not_be_changed(root: Path) -> None:
     }
     dataset = both(root, **given)
     assert {name: getattr(dataset, name) for name in given} == given
-    assert (dataset.partition_algo, dataset.cache_limit) == ("elastic", None)
+    assert (dataset.partition_algo, dataset.cache_limit) == (Elastic(), None)
     dataset.shuffle_seed = 5  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"shuffle_seed tells of the open dataset.*give it to the constructor"):
         dataset.shuffle_seed = 6  # type: ignore[assignment]
