@@ -78,7 +78,7 @@ def read(
             tasks as shards.
         **options: arguments of a :class:`~stoker.loaders.dataset.StreamingDataset` that say what is read: ``local``,
             ``split``, ``streams``, ``format``, ``format_options``, ``storage_options``, ``columns``, ``subset``,
-            ``transform``, and those of the cache.
+            ``transform``, ``read``, and those of the cache.
 
     Returns:
         A ``ray.data.Dataset``.
