@@ -439,7 +439,7 @@ def _bad_checkpoints() -> Iterator[tuple[str, Any, str]]:
     loader = StreamingShardLoader(arrays(40), StreamingConfig(2, 0, batch_size=4, shuffle_seed=1))
     loader.next()
     good = loader.get_checkpoint()
-    yield "nothing", {}, "no checkpoint"
+    yield "nothing", {}, "not a checkpoint"
     yield "a later format", changed(good, stoker_checkpoint=7), "format 7, this stoker reads format 1"
     yield "a part missing", {k: v for k, v in good.as_dict().items() if k != "seed"}, "incomplete.*seed"
     yield "a negative position", changed(good, position=-1), "position must be an integer"
