@@ -66,11 +66,7 @@ def chosen_partition(name: str) -> tuple[Partition, str | None]:
 
 
 def make_order(streams: Streams, options: OrderOptions) -> NativeOrder | MosaicmlOrder:
-    """The sample order of opened streams.
-
-    Raises:
-        ConfigError: options that do not go together, or do not fit the data.
-    """
+    """The sample order of opened streams. ConfigError for options that do not go together, or do not fit the data."""
     if options.foreign:
         return _mosaicml(streams, options)
     sources = make_sources(streams, options.subsets, options.partition, options.read)

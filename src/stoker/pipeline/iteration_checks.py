@@ -24,9 +24,8 @@ logger = logging.getLogger(__name__)
 def check_as_begun(rank_finder: DataRankFinder, division: OuterDivision | None, ranks: int, batch_size: int) -> None:
     """See that no wrapper has come around an iteration that began without one, and no other ranks beside it.
 
-    Raises:
-        ConfigError: one has, and would divide samples that the dataset has divided; or there are other ranks, which read
-            the same samples.
+    ConfigError if one has, and would divide samples that the dataset has divided; or there are other ranks, which read the
+    same samples.
     """
     if division is not None:
         return
@@ -74,11 +73,7 @@ def check_sample_steps(
 
 
 def check_override(settings: EpochReaderSettings) -> None:
-    """See that a method of a subclass gets one sample for each id.
-
-    Raises:
-        ConfigError: a step gives none or several.
-    """
+    """See that a method of a subclass gets one sample for each id. ConfigError if a step gives none or several."""
     if any(step.drops or step.makes_several for step in settings.all_steps):
         raise ConfigError(
             "filter(), flat_map() and join(missing='leave_out') give no sample or several of one id, and a subclass that "
@@ -89,8 +84,7 @@ def check_override(settings: EpochReaderSettings) -> None:
 def check_by_id(settings: EpochReaderSettings) -> None:
     """See that samples can be read by id with these settings.
 
-    Raises:
-        ConfigError: a step needs a batch or a position, or may not make one sample of one.
+    ConfigError if a step needs a batch or a position, or may not make one sample of one.
     """
     unfit = next((step for step in settings.all_steps if not step.makes_one), None)
     if unfit is not None:
@@ -105,8 +99,7 @@ def check_by_id(settings: EpochReaderSettings) -> None:
 def check_positions(steps: Sequence[Step], run: Run | OuterRun) -> None:
     """See that ``enumerate`` has positions that are the same in any world, where batches of one stream are as large.
 
-    Raises:
-        ConfigError: the order has none.
+    ConfigError if the order has none.
     """
     if not any(step.positioned for step in steps):
         return
@@ -121,8 +114,7 @@ def check_positions(steps: Sequence[Step], run: Run | OuterRun) -> None:
 def check_skipped(point: EpochPosition, plan: Plan, division: OuterDivision | None) -> None:
     """See that accelerate leaves out nothing but what training has had of this epoch.
 
-    Raises:
-        ConfigError: a state is left out once more, or there is less than accelerate leaves out.
+    ConfigError if a state is left out once more, or there is less than accelerate leaves out.
     """
     skipped = skipped_batches()
     if skipped and point.position:
@@ -149,8 +141,7 @@ def check_skipped(point: EpochPosition, plan: Plan, division: OuterDivision | No
 def check_division(sample_order: SampleOrder, division: OuterDivision) -> None:
     """See that the order leaves it to a wrapper which rank gets which samples of a global batch.
 
-    Raises:
-        ConfigError: it does not.
+    ConfigError if it does not.
     """
     order = sample_order.as_dict()["order"]
     partition = order.get("partition")

@@ -66,8 +66,7 @@ class Pipeline:
         tuner: chooses threads, steps ahead, lookahead and downloads while an iteration runs; ``None``: they stay.
         tune_threads: whether it may choose how many threads there are.
 
-    Attributes:
-        runner: executes the chunks while an iteration runs; ``None`` before and after.
+    ``runner``: executes the chunks while an iteration runs; ``None`` before and after.
     """
 
     def __init__(

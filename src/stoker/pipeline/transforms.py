@@ -120,14 +120,9 @@ class EpochReaderSettings:
 def with_steps(settings: EpochReaderSettings, index: Index | ConcatIndex, ids: str | None) -> EpochReaderSettings:
     """The settings with the steps of their transform, and the columns that these need.
 
-    Args:
-        settings: with the transform.
-        index: of the dataset.
-        ids: a column that comes with any of them; ``None``: none does.
-
-    Raises:
-        ConfigError: the transform is a chain that begins with a change of columns that are not there, or samples are to
-            replace what is no sample.
+    ConfigError if the transform is a chain that begins with a change of columns that are not there, or samples are to replace
+    what is no sample. ``settings``: with the transform. ``index``: of the dataset. ``ids``: a column that comes with any of
+    them; ``None``: none does.
     """
     chain = as_chain(settings.transform)
     after = batch_parts(chain.steps)[1:]
@@ -156,9 +151,7 @@ def with_steps(settings: EpochReaderSettings, index: Index | ConcatIndex, ids: s
 def bind_batch_steps(pool: ShardPool, steps: Sequence[Step]) -> BatchSteps:
     """A function from columns, and positions, shards and rows of their samples, to columns.
 
-    Args:
-        pool: the dataset's open shards.
-        steps: the last of a chain, at least one, which call no function of a sample.
+    ``pool``: the dataset's open shards. ``steps``: the last of a chain, at least one, which call no function of a sample.
     """
     takes_batch = any(step.takes_batch for step in steps)
 

@@ -33,12 +33,7 @@ _FORMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The lines that hold.
-
-    Attributes:
-        lines: the first so many.
-        digest: xxh64 of them, as a signed number.
-    """
+    """The lines that hold. ``lines``: the first so many. ``digest``: xxh64 of them, as a signed number."""
 
     lines: int
     digest: int
@@ -49,11 +44,7 @@ class Mark:
 
     @classmethod
     def read(cls, found: Any) -> Mark:
-        """The mark of a state.
-
-        Raises:
-            StateError: it is none.
-        """
+        """The mark of a state. StateError if it is none."""
         try:
             lines, digest = found["lines"], int(found["xxh64"], 16)
             if not is_count(lines) or not 0 <= digest < 1 << 64:
@@ -66,12 +57,8 @@ class Mark:
 class Quarantine:
     """The samples that lines name, up to one of them.
 
-    Args:
-        source: the file: in each line an id, as ``dataset[id]`` takes it, or an object of JSON. Or values, which are as good
-            as the lines that they stand for: a state of the one can be resumed with the other.
-
-    Raises:
-        ConfigError: there is no such file.
+    ConfigError if there is no such file. ``source``: the file: in each line an id, as ``dataset[id]`` takes it, or an object
+    of JSON. Or values, which are as good as the lines that they stand for: a state of the one can be resumed with the other.
     """
 
     def __init__(self, source: QuarantineSource) -> None:
@@ -94,11 +81,8 @@ class Quarantine:
     def newest(self, before: Mark | None = None) -> Mark:
         """All lines that there are now.
 
-        Args:
-            before: what held until now, which is still to hold.
-
-        Raises:
-            ConfigError: lines of that were changed or removed, or the file can not be read.
+        ConfigError if lines of that were changed or removed, or the file can not be read. ``before``: what held until now,
+        which is still to hold.
         """
         lines = self._lines()
         if before is not None:
@@ -106,14 +90,7 @@ class Quarantine:
         return _mark(lines)
 
     def check(self, mark: Mark, lines: list[bytes] | None = None) -> list[bytes]:
-        """See that the lines are there that a mark is of.
-
-        Returns:
-            These lines.
-
-        Raises:
-            ConfigError: it does not.
-        """
+        """See that the lines are there that a mark is of. ConfigError if they are not. Gives these lines."""
         lines = self._lines() if lines is None else lines
         if len(lines) < mark.lines or _mark(lines[: mark.lines]) != mark:
             instead = (
@@ -187,8 +164,7 @@ class Quarantine:
 def check_quarantine(state: Mapping[str, Any], quarantine: Quarantine | None) -> Mark | None:
     """The lines that a state's run has left samples out by; ``None`` where it says nothing of it.
 
-    Raises:
-        StateError: there is no quarantine here, or it has no longer these lines.
+    StateError if there is no quarantine here, or it has no longer these lines.
     """
     if "quarantine" not in state:
         return None
@@ -257,11 +233,7 @@ def _parse(
 
 
 def _range(found: dict[str, Any]) -> tuple[int, int, int]:
-    """Epoch, and the positions of a range.
-
-    Raises:
-        ValueError, KeyError: it is none.
-    """
+    """Epoch, and the positions of a range. ValueError or KeyError if it is none."""
     kind = "steps" if "steps" in found else "positions"
     each = found["global_batch"] if kind == "steps" else 1
     begin, end = found[kind]
@@ -301,11 +273,7 @@ class _ShardUrls:
 
 
 def _check_described(where: str, found: dict[str, Any], table: ShardTable, urls: _ShardUrls, sample: int) -> None:
-    """See that a sample lies where a line says.
-
-    Raises:
-        ConfigError: it lies elsewhere, so that the line is of other data.
-    """
+    """See that a sample lies where a line says. ConfigError if it lies elsewhere, so that the line is of other data."""
     shards, rows = table.locate(np.array([sample], np.int64))
     shard, row = int(shards[0]), int(rows[0])
     other = bool(found.get("url")) and not urls.agree(str(found["url"]), shard)

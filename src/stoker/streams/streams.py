@@ -180,8 +180,7 @@ class StreamDefaults:
             :func:`~stoker.cache.disk.quota.divide_limit`. Streams that are read where they lie take none of it.
         split: sub-directory of streams that have none.
 
-    Raises:
-        ConfigError: a number out of range.
+    ConfigError for a number out of range.
     """
 
     download_retry: int = 2
@@ -259,8 +258,7 @@ class Streams:
 def stream_names(streams: Sequence[Stream]) -> tuple[str, ...]:
     """The streams' names; a stream without one is named by the end of its path.
 
-    Raises:
-        ConfigError: two streams were given the same name.
+    ConfigError if two streams were given the same name.
     """
     given = Counter(stream.name for stream in streams if stream.name is not None)
     for name, count in given.items():
@@ -306,14 +304,9 @@ def _split_parts(stream: Stream) -> tuple[str, ...]:
 def open_streams(streams: Sequence[Stream], defaults: StreamDefaults | None = None) -> Streams:
     """Open streams, their indexes fetched side by side. Streams of one location share it.
 
-    Args:
-        streams: at least one.
-        defaults: what streams that say nothing else are opened with.
-
-    Raises:
-        ConfigError: names that are not different, two datasets in one cache directory, a limit that can not hold
-            what is needed, or a limit and no remote.
-        StorageError, IndexFileError: an index can not be fetched, or is not valid.
+    ConfigError for names that are not different, two datasets in one cache directory, a limit that can not hold what is
+    needed, or a limit and no remote. StorageError or IndexFileError if an index can not be fetched, or is not valid.
+    ``streams``: at least one. ``defaults``: what streams that say nothing else are opened with.
     """
     from stoker.catalog.open_format import open_format  # a copy in a worker opens nothing
 

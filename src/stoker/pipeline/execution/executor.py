@@ -53,14 +53,9 @@ class Execution:
 class Executor:
     """Gives the iterations of a dataset the runner that executes their chunks.
 
-    Args:
-        settings: what is asked for.
-        pool: the dataset's shards.
-        ring: memory that processes fill.
-
-    Attributes:
-        execution: the choice of the iteration that began last; ``None`` before the first one in this process.
-        tuned: processes that a tuner chose; 0: none did.
+    ``settings``: what is asked for. ``pool``: the dataset's shards. ``ring``: memory that processes fill. ``execution``: the
+    choice of the iteration that began last; ``None`` before the first one in this process. ``tuned``: processes that a tuner
+    chose; 0: none did.
     """
 
     def __init__(self, settings: EpochReaderSettings, pool: ShardPool, ring: Ring) -> None:
@@ -160,11 +155,8 @@ class Executor:
     ) -> Runner[_T]:
         """The runner of an iteration in processes, or of one that measures.
 
-        Args:
-            execute: reads a chunk in the thread that calls it.
-            run_in, threads: see :meth:`plan`.
-            task: the same as the work of a process.
-            run: makes the batches again, where samples may replace others.
+        ``execute``: reads a chunk in the thread that calls it. ``run_in``, ``threads``: see :meth:`plan`. ``task``: the same
+        as the work of a process. ``run``: makes the batches again, where samples may replace others.
         """
         from stoker.pipeline.execution.measured import Measured
 

@@ -57,11 +57,7 @@ class ChunkProcess:
 
     @property
     def begun(self) -> bool:
-        """Whether it can read chunks by now.
-
-        Raises:
-            StokerError: it can not; says why.
-        """
+        """Whether it can read chunks by now. StokerError if it can not; says why."""
         if not self.ready and self.worker.has_sent():
             self._begin()
         return self.ready
@@ -81,11 +77,7 @@ class ChunkProcess:
         return pending
 
     def await_answer(self, pending: _Pending) -> ChunkAnswer:
-        """Wait for an answer.
-
-        Raises:
-            StokerError: the process has ended.
-        """
+        """Wait for an answer. StokerError if the process has ended."""
         while pending.answer is None:
             if not self.ready:
                 self._begin()
@@ -214,8 +206,7 @@ class InProcesses(Generic[_T]):
     def ready(self) -> bool:
         """Whether all processes can read chunks by now, of which those that are missing are started.
 
-        Raises:
-            StokerError: one can not; says why.
+        StokerError if one can not; says why.
         """
         if self._pid != os.getpid():
             return False
@@ -355,11 +346,7 @@ class InProcesses(Generic[_T]):
 
 
 def pickled_task(task: ChunkTask) -> PickledTask:
-    """The work as it is sent to a fresh process.
-
-    Raises:
-        ConfigError: a function can not be pickled.
-    """
+    """The work as it is sent to a fresh process. ConfigError if a function can not be pickled."""
     try:
         return PickledTask.of(task)
     except Exception as error:
@@ -370,11 +357,7 @@ def pickled_task(task: ChunkTask) -> PickledTask:
 
 
 def check_may_start() -> None:
-    """See that this process may start others.
-
-    Raises:
-        ConfigError: it may not.
-    """
+    """See that this process may start others. ConfigError if it may not."""
     process = multiprocessing.current_process()
     if getattr(process, "_inheriting", False):
         raise ConfigError(

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 class ReadThreads:
     """Chooses how many threads read ahead.
 
-    Args:
-        settings: how samples are read.
-        pool: the dataset's shards.
-        others: datasets that are read next to it.
+    ``settings``: how samples are read. ``pool``: the dataset's shards. ``others``: datasets that are read next to it.
     """
 
     def __init__(self, settings: EpochReaderSettings, pool: ShardPool, others: Sequence[OtherDataset]) -> None:
@@ -35,10 +32,8 @@ class ReadThreads:
     def count(self, worker: LoaderWorker, sharers: int, in_batches: Plan | None) -> int:
         """The threads of an iteration.
 
-        Args:
-            worker: this process.
-            sharers: processes on this node that read through the same cache.
-            in_batches: what is to come, where batches are asked for.
+        ``worker``: this process. ``sharers``: processes on this node that read through the same cache. ``in_batches``: what
+        is to come, where batches are asked for.
         """
         settings, asked = self._settings, self._pool.options.read_threads
         if asked is not None:

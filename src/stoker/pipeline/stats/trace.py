@@ -166,8 +166,7 @@ class Trace:
 def profile_traces(paths: Sequence[str | os.PathLike[str]]) -> Profile:
     """Times by stage, and the bottleneck, of traces that were written: those of all ranks of a run, or of some.
 
-    Raises:
-        ConfigError: one can not be read, is no trace of stoker, or two are of one rank.
+    ConfigError if one can not be read, is no trace of stoker, or two are of one rank.
     """
     from stoker.pipeline.stats.bottleneck import find_bottleneck
     from stoker.pipeline.stats.trace_files import read_trace
@@ -188,11 +187,8 @@ def profile_traces(paths: Sequence[str | os.PathLike[str]]) -> Profile:
 def note_dataset(pool: ShardPool, settings: EpochReaderSettings, *, ahead: bool, by_sample: bool) -> None:
     """Note, for a trace, the settings of a ``StreamingDataset`` that begins to be read.
 
-    Args:
-        pool: its shards.
-        settings: how they are read.
-        ahead: whether threads read ahead, and not the thread that leases work.
-        by_sample: whether it is iterated over by samples that batches could have.
+    ``pool``: its shards. ``settings``: how they are read. ``ahead``: whether threads read ahead, and not the thread that
+    leases work. ``by_sample``: whether it is iterated over by samples that batches could have.
     """
     amounts, options = settings.amounts, pool.options
     noted: dict[str, Any] = {

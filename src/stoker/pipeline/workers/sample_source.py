@@ -126,10 +126,8 @@ class SampleSource(ABC):
     def read_ahead(self, of: EpochRun, *, batched: bool, most: int | None) -> ChunksAhead | None:  # noqa: ARG002
         """Processes that read samples of a run at any places, where these are asked for; ``None``: they are read here.
 
-        Args:
-            of: the run.
-            batched: whether columns are asked for, and not samples.
-            most: chunks that may be read ahead; ``None``: as many as there are processes for.
+        ``of``: the run. ``batched``: whether columns are asked for, and not samples. ``most``: chunks that may be read ahead;
+        ``None``: as many as there are processes for.
         """
         return None
 
@@ -157,9 +155,8 @@ class SampleSource(ABC):
 class PoolSource(SampleSource):
     """Samples of shards.
 
-    Args:
-        reader: has opened the shards, and knows how to read them.
-        sharers: processes on this node that read through the same cache.
+    ``reader``: has opened the shards, and knows how to read them. ``sharers``: processes on this node that read through the
+    same cache.
     """
 
     def __init__(self, reader: EpochReader, sharers: int = 1) -> None:

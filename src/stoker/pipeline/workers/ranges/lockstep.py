@@ -38,11 +38,8 @@ FILLER: Final = "_filler"
 class LockstepSource(RangeSource):
     """The samples of one rank, numbered from its run's beginning; each batch counts as a full one.
 
-    Args:
-        sample_source: where samples come from.
-        sample_order: which sample comes when.
-        config: the worker's settings.
-        batch_size: samples in a batch of one rank, by which the sample order deals; also where samples come one by one.
+    ``sample_source``: where samples come from. ``sample_order``: which sample comes when. ``config``: the worker's settings.
+    ``batch_size``: samples in a batch of one rank, by which the sample order deals; also where samples come one by one.
     """
 
     kind = "lockstep"
@@ -218,8 +215,7 @@ class _LockstepReader:
     def _any_batch(self) -> Batch:
         """A batch of some other rank, for one that has none at all, or none with samples.
 
-        Raises:
-            TransformError: all samples of the epoch are bad, or left out.
+        TransformError if all samples of the epoch are bad, or left out.
         """
         for rank in range(self.data_rank.world_size):
             run = self.sample_order.run(self.point, replace(self.data_rank, rank=rank))
