@@ -23,13 +23,13 @@ from stoker import MDSWriter, StreamingDataset
 
 SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
-    "lines": 97_940,
-    "modules": 480,
-    "raise ConfigError": 847,
+    "lines": 96_390,
+    "modules": 478,
+    "raise ConfigError": 788,
     "classes with after_fork": 7,
     "parameters of StreamingDataset": 35,
-    "functions of a constructor": 210,
-    "functions until the first batch": 318,
+    "functions of a constructor": 199,
+    "functions until the first batch": 292,
     "modules imported": 180,
 }
 """The most of each. ``lines`` and ``modules`` are of ``src/stoker``; ``functions`` are named ones of the package that run in

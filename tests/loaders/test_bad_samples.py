@@ -578,7 +578,7 @@ def test_the_environment_overrides(data: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("STOKER_ON_BAD_SAMPLE", "skip")
     assert len(list(StreamingDataset(data))) == len(GOOD)
     monkeypatch.setenv("STOKER_ON_BAD_SAMPLE", "forget")
-    with pytest.raises(ConfigError, match="STOKER_ON_BAD_SAMPLE='forget'"):
+    with pytest.raises(ConfigError, match=r"STOKER_ON_BAD_SAMPLE must be .*forget"):
         StreamingDataset(data)
 
 

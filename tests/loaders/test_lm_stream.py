@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_refused(data: Path) -> None:
         stream(data, 0, 2).load_state_dict(state)
     with pytest.raises(StateError, match="layout"):
         stream(data, layout="pack").load_state_dict(state)
-    with pytest.raises(StateError, match="no state of an LMStream"):
+    with pytest.raises(StateError, match="not a state of an LMStream"):
         stream(data).load_state_dict({})
     with pytest.raises(ConfigError, match="column 'text' is unknown"):
         list(stream(data, column="text"))

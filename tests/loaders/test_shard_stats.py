@@ -226,7 +226,7 @@ def test_prometheus_text_has_every_number() -> None:
     assert found[f"stoker_read_seconds_count{labels}"] == stats.reads
     assert found[f"stoker_worker_utilization_ratio{labels}"] == pytest.approx(stats.worker_utilization)
     assert len(found) == len(METRICS) + 5
-    with pytest.raises(ConfigError, match="no name for a label"):
+    with pytest.raises(ConfigError, match="not a name for a label"):
         stats.prometheus(**{"a-b": "c"})
 
 
