@@ -120,7 +120,7 @@ def test_it_says_who_reads_what(data: Path) -> None:
     [
         (["--canonical-nodes", 4], {"num_canonical_nodes": 4}),
         (["--shuffle", "global", "--epoch-size", 700], {"shuffle_algo": "global", "epoch_size": 700}),
-        (["--partition", "contiguous", "--block-size", 64], {"partition": Contiguous(), "shuffle_block_size": 64}),
+        (["--partition", "contiguous", "--block-size", 64], {"partition_algo": Contiguous(), "shuffle_block_size": 64}),
         (["--shuffle", "py1s", "--canonical-nodes", 2], {"shuffle_algo": "py1s", "num_canonical_nodes": 2}),
     ],
     ids=["elastic", "global", "contiguous", "py1s"],
