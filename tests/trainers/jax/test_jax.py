@@ -100,7 +100,7 @@ def test_a_partition_that_repeats_samples_is_refused(
 def test_numbers_that_jax_would_cut_are_refused(tmp_path: Path, sharding: NamedSharding) -> None:
     with MDSWriter({"id": "int", "text": "str"}, str(tmp_path)) as writer:
         writer.write_batch({"id": np.arange(4) << 40, "text": ["a"] * 4})
-    for columns, said in ((["id"], "do not fit int32"), (["text"], "no jax.Array")):
+    for columns, said in ((["id"], "do not fit int32"), (["text"], "not a jax.Array")):
         with pytest.raises(ConfigError, match=said):
             list(stoker.jax.batches(StreamingDataset(str(tmp_path), batch_size=4, columns=columns), sharding))
 
