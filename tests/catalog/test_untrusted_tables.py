@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker import StreamingDataset
-from stoker.catalog.tables.iceberg import plain_avro
+from stoker.catalog.tables.avro import plain_avro
 from stoker.errors import ConfigError, CorruptDataError, StokerError
 
 pyiceberg = pytest.importorskip("pyiceberg.catalog.sql")
