@@ -73,7 +73,7 @@ class cached_property(Generic[_T]):  # noqa: N801 - as the one of functools
 
 
 def named_object(text: str, said: str) -> Any:
-    """The object that ``MODULE:NAME`` names, of a module that Python can import, also from the current directory.
+    """The object that ``MODULE:NAME`` names, of a module that Python can import, or else one of the current directory.
 
     ConfigError if it can not. ``said``: what stands before the text where it was given, such as ``transform=``.
     """
@@ -82,14 +82,15 @@ def named_object(text: str, said: str) -> Any:
         module, _, name = text.rpartition(".")
         meant = f"{module}:{name}" if module and name else "module:function"
         raise ConfigError(f"{said}{text} is not MODULE:NAME: write {said}{meant}")
-    here = os.getcwd()  # as `python -m` has it; a script of pip's has not
-    if here not in sys.path:
-        sys.path.insert(0, here)
     try:
+        here = os.getcwd()  # as `python -m` has it; a script of pip's has not
+        if here not in sys.path:
+            # Last: a folder there may have the name of a package that is imported later.
+            sys.path.append(here)
         found: Any = import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, OSError, ValueError) as error:
         raise ConfigError(f"{said}{text} can not be imported as MODULE:NAME: {error}") from error
     return found
 

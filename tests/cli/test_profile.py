@@ -79,6 +79,7 @@ def test_a_function_of_this_folder_is_found(
     monkeypatch.setattr("sys.path", [one for one in sys.path if one not in ("", str(tmp_path))])
     monkeypatch.chdir(tmp_path)
     assert "transform" in profile(capsys, data, "--batch-size", 32, "--transform", "profiled_here:same")
+    assert sys.path[-1] == str(tmp_path), "a folder here may have the name of a package that is imported later"
 
 
 def test_a_function_draws_random_numbers(
