@@ -311,7 +311,7 @@ def _archive(path: Path) -> None:
         ({"encodings": {"jpg": 5}}, r"encodings\['jpg'\] must be a string, got 5"),
         ({"columns": ["jpg", "clss"]}, "columns: column 'clss' is unknown"),
         ({"columns": "jpg"}, r"for a single one, write columns=\['jpg'\]"),
-        ({"columns": []}, "columns must be at least one"),
+        ({"columns": []}, "columns must be a list of at least one"),
         ({"encoding": {"jpg": "jpeg"}}, "setting 'encoding' is unknown; did you mean 'encodings'"),
     ],
 )

@@ -50,7 +50,7 @@ class Generation:
     def __post_init__(self) -> None:
         at_least(0, start=self.start)
         rising = bool(self.ranks) and list(self.ranks) == sorted(set(self.ranks)) and self.ranks[0] >= 0
-        must_be("in ascending order, each once", rising, ranks=list(self.ranks))
+        must_be("numbers from 0 in ascending order, each once", rising, ranks=list(self.ranks))
         weighed = len(self.weights) == len(self.ranks) and min(self.weights) >= 1
         must_be(f"at least 1 for each of the ranks {list(self.ranks)}", weighed, weights=list(self.weights))
 

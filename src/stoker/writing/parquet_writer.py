@@ -74,7 +74,7 @@ class ParquetWriter(FileSetWriter):
         remote: str | os.PathLike[str] | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
-        must_be("at least one", bool(columns), columns=columns)
+        must_be("a dict with at least one column", bool(columns), columns=columns)
         self._begin_columns([_Column(name, columns[name]) for name in sorted(columns)], out, remote, options)
 
     @classmethod

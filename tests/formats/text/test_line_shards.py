@@ -212,7 +212,7 @@ def test_columns_that_can_not_work_are_refused(tmp_path: Path) -> None:
         CSVWriter({"a,b": "int"}, tmp_path)
     with pytest.raises(ConfigError, match="encoding 'bytes' is unknown"):
         JSONWriter({"a": "bytes"}, tmp_path)
-    with pytest.raises(ConfigError, match="columns must be at least one"):
+    with pytest.raises(ConfigError, match="columns must be a dict with at least one column"):
         CSVWriter({}, tmp_path)
     with pytest.raises(ConfigError, match="newline"):
         JSONWriter({"a": "int"}, tmp_path, newline=";")

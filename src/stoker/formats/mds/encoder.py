@@ -35,7 +35,7 @@ class MDSEncoder(RecordEncoder):
 
     def __init__(self, columns: Mapping[str, str], settings: Mapping[str, Any]) -> None:
         names = sorted(columns)
-        must_be("at least one", bool(names), columns=names)
+        must_be("a dict with at least one column", bool(names), columns=columns)
         self._encodings: dict[str, Encoding] = {}
         for name in names:
             try:

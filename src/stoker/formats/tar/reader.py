@@ -318,7 +318,7 @@ class TarFormat(PackedFormat):
         members = read_members(heads_of(source), source.where)
         chosen = settings.get("columns")
         given = settings.get("encodings") or {}
-        must_be("at least one name", chosen is None or len(chosen) > 0, columns=chosen)
+        must_be("a list of at least one name", chosen is None or len(chosen) > 0, columns=chosen)
         columns = {
             name: given.get(name, _encoding_of(name))
             for name in (KEY, *members.indices)

@@ -242,7 +242,7 @@ class LineEncoder(RecordEncoder):
     roles = ("data", "meta")
 
     def __init__(self, columns: Mapping[str, str], settings: Mapping[str, Any], header: bytes) -> None:
-        must_be("at least one", bool(columns), columns=columns)
+        must_be("a dict with at least one column", bool(columns), columns=columns)
         for name, kind in columns.items():
             must_know("encoding", [kind], KINDS, f"column {name!r}: ")
         super().__init__({**settings, "format": self.format}, sample_cost=0, overhead=len(header))
