@@ -9,7 +9,7 @@ other are the batch as one rank alone would see it. What a rank computes costs O
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -37,9 +37,6 @@ class BatchPlan:
             if there are fewer than ranks, ``"pad"`` repeats its samples so that every rank has one and all ranks take
             the same number of steps, and ``"uneven"`` leaves the last ranks without. ``"drop"`` leaves a partial
             batch out entirely.
-        global_batch_size: samples in a full global batch.
-        full_batches: number of full global batches.
-        tail: samples of the last, partial global batch, before ``remainder`` is applied.
     """
 
     start: int
@@ -49,18 +46,21 @@ class BatchPlan:
     world_size: int
     num_canonical_nodes: int = 1
     remainder: Remainder = "pad"
-    global_batch_size: int = field(init=False, repr=False, compare=False)
-    full_batches: int = field(init=False, repr=False, compare=False)
-    tail: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_rank(self.rank, self.world_size, self.batch_size)
         if not 0 <= self.start <= self.end:
             raise ConfigError(f"position {self.start} is not in an epoch of {self.end}")
-        object.__setattr__(self, "global_batch_size", self.batch_size * self.world_size)
-        full, tail = divmod(self.end - self.start, self.global_batch_size)
-        object.__setattr__(self, "full_batches", full)
-        object.__setattr__(self, "tail", tail)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples in a full global batch."""
+        return self.batch_size * self.world_size
+
+    @property
+    def full_batches(self) -> int:
+        """Number of full global batches."""
+        return (self.end - self.start) // self.global_batch_size
 
     @property
     def full_steps(self) -> int:
@@ -71,6 +71,11 @@ class BatchPlan:
     def longest(self) -> int:
         """A rank that takes as many batches as any."""
         return 0
+
+    @property
+    def tail(self) -> int:
+        """Samples of the last, partial global batch, before ``remainder`` is applied."""
+        return (self.end - self.start) % self.global_batch_size
 
     @property
     def padding(self) -> int:

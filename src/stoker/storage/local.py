@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -136,7 +137,7 @@ class LocalStore(Store):
 
     def put_file(self, key: str, path: Path) -> None:
         target = self._path(key)
-        with file_errors(path), LocalStore._opened(self, str(path)) as (source, _):
+        with file_errors(path), _open(str(path)) as (source, _):
 
             def write(fd: int) -> None:
                 copy_all(source, fd)
@@ -192,14 +193,9 @@ class LocalStore(Store):
         with file_errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
 
-    @contextlib.contextmanager
-    def _opened(self, path: str) -> Iterator[tuple[int, int]]:
+    def _opened(self, path: str) -> AbstractContextManager[tuple[int, int]]:
         """Descriptor and size of a regular file that is to be read."""
-        fd, status = open_regular(path)
-        try:
-            yield fd, status.st_size
-        finally:
-            os.close(fd)
+        return _open(path)
 
     def _part(self, fd: int, start: int, size: int) -> BufferLike:
         """``size`` bytes of a file from ``start`` on."""
@@ -282,6 +278,16 @@ def _link(fd: int, path: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def _open(path: str) -> Iterator[tuple[int, int]]:
+    """Descriptor and size of a regular file."""
+    fd, status = open_regular(path)
+    try:
+        yield fd, status.st_size
+    finally:
+        os.close(fd)
 
 
 def file_info(key: str, status: os.stat_result, path: str | os.PathLike[str] | None = None) -> ObjectInfo:

@@ -129,8 +129,7 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     if kind == "http" and any(c in rest for c in "?#"):
         raise ConfigError(f"{shown!r}: a store's root can have no query or fragment: keys are appended to its path.")
     segments = [part for part in path.split("/") if part]
-    if ".." in segments:
-        raise _of_dots(shown)
+    _refuse_dots(segments, shown)
     scheme = "s3" if kind == "s3" else scheme.lower()
     return Location(kind, f"{scheme}://{host}", host, "/".join(segments))
 
@@ -175,8 +174,7 @@ def check_key(key: str) -> str:
     if "\0" in key:
         raise ConfigError(f"key {key!r} contains a NUL character.")
     segments = key.split("/")
-    if ".." in segments:
-        raise _of_dots(key)
+    _refuse_dots(segments, key)
     if "" in segments or "." in segments:
         raise ConfigError(f"key {key!r} has an empty or '.' segment: write it without.")
     return key
@@ -216,8 +214,9 @@ def _local(text: str) -> Location:
     return Location("file", "", "", path)
 
 
-def _of_dots(text: str) -> ConfigError:
-    return ConfigError(f"{text!r} contains '..', which may leave the place it is relative to: write it without.")
+def _refuse_dots(segments: list[str], text: str) -> None:
+    if ".." in segments:
+        raise ConfigError(f"{text!r} contains '..', which may leave the place it is relative to: write it without.")
 
 
 def is_hidden(key: str) -> bool:

@@ -18,8 +18,9 @@ def local_version(status: os.stat_result) -> str:
     return version_text(status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
-version_text: Final = "file:{}:{}:{}".format
-"""The version of a local file by the times of its last write and change of status, in nanoseconds, and its inode."""
+def version_text(written: int, changed: int, inode: int) -> str:
+    """The version of a local file by the times of its last write and change of status, in nanoseconds, and its inode."""
+    return f"file:{written}:{changed}:{inode}"
 
 
 def is_local_version(version: str) -> bool:
