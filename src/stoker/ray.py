@@ -111,6 +111,11 @@ class StokerDatasource(Datasource):  # type: ignore[misc]  # untyped
             raise ConfigError(f"stoker.ray.read has no {name}=, for Ray Data has its own order: {_ORDER[name]}")
         at_least(0, limit=limit)
         dataset = StreamingDataset(remote, **options, world=World())
+        if dataset.epoch_reader.quarantine is not None:
+            raise ConfigError(
+                "stoker.ray.read reads samples by their ids, and not in epochs, of which ReadOptions(quarantine=) leaves some "
+                "out: name the samples by subset=SkipIds(...)"
+            )
         changes = dataset.leaves_out or told(dataset, "chain").takes_batch
         if changes:
             raise ConfigError(

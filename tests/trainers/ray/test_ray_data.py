@@ -14,7 +14,7 @@ from format_table import OTHERS, ROWS, WRITTEN, sample_of
 import stoker.ray
 from patience import PATIENCE
 from ray_start import start_ray
-from stoker import Chain, HashSplit, MDSWriter, Stream, StreamingDataset
+from stoker import Chain, HashSplit, MDSWriter, ReadOptions, SkipIds, Stream, StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError
 
 KINDS = {
@@ -158,6 +158,7 @@ def test_streams_come_all_once(data: str, tmp_path: Path) -> None:
         ({"limit": -1}, "at least 0"),
         ({"colums": ["id"]}, "did you mean 'columns'"),
         ({"columns": ["idx"]}, "idx"),
+        ({"read": ReadOptions(quarantine=[SkipIds([3])])}, r"subset=SkipIds\(...\)"),
     ],
 )
 def test_what_has_no_meaning_is_refused(data: str, given: dict[str, Any], said: str) -> None:
