@@ -102,3 +102,9 @@ def test_the_limit_of_descriptors_is_raised_as_far_as_it_may_be(monkeypatch: pyt
         monkeypatch.setattr(resource, "getrlimit", lambda _, now=now: now)
         policy.allow_descriptors(2000)
     assert given == [(2000, 4096), (2000, resource.RLIM_INFINITY), (1024, 1024)]
+
+
+def test_lists_have_more_small_samples_where_no_function_makes_them() -> None:
+    made = {size: ReadAmounts(sample_bytes=size).made_at_once(calls_functions=False) for size in (100, 1 << 14)}
+    assert made == {100: (1 << 20) // 100, 1 << 14: 512}, "large ones take as much memory as before"
+    assert ReadAmounts(sample_bytes=100).made_at_once(calls_functions=True) == 512

@@ -113,8 +113,8 @@ class StokerDatasource(Datasource):  # type: ignore[misc]  # untyped
         dataset = StreamingDataset(remote, **options, world=World())
         if dataset.epoch_reader.quarantine is not None:
             raise ConfigError(
-                "stoker.ray.read reads samples by their ids, and not in epochs, of which ReadOptions(quarantine=) leaves some "
-                "out: name the samples by subset=SkipIds(...)"
+                "stoker.ray.read takes samples by their ids, and ReadOptions(quarantine=) leaves them out of epochs: name "
+                "them by subset=SkipIds(...) instead"
             )
         changes = dataset.leaves_out or told(dataset, "chain").takes_batch
         if changes:

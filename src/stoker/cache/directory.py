@@ -31,8 +31,7 @@ class CacheDirectory:
 
     Picklable; the copy holds the directory by itself. A forked process shares the hold. ``base``: the directory that the user
     named, split included. ``origin``: the dataset and its version. ``version``: text that tells the version from others.
-
-    ``path``: the directory. ``origin``: see above.
+    ``path``: the directory itself.
     """
 
     def __init__(self, base: Path, origin: CacheOrigin, version: str) -> None:

@@ -69,7 +69,7 @@ class OuterDivision:
 
 
 def wrappers_imported() -> bool:
-    """Whether this process has imported a package that wraps datasets. If not, no wrapper can surround ours."""
+    """Return whether this process has imported a package that wraps datasets. If not, no wrapper can surround ours."""
     return not sys.modules.keys().isdisjoint(_MODULES)  # looks up the few among the many
 
 

@@ -179,7 +179,7 @@ def put_note(job: ConversionJob, number: int, note: Mapping[str, Any]) -> None:
 
 
 def unfinished(destination: str, options: StorageOptions | None) -> bool:
-    """Whether an unfinished or finished conversion is stored at a destination.
+    """Return whether an unfinished or finished conversion is stored at a destination.
 
     ConfigError if other files are stored there.
     """
@@ -348,7 +348,7 @@ def _check_whole(store: Store, done: Mapping[str, Any]) -> None:
 
 
 def _is_before_output(key: str) -> bool:
-    """Whether a conversion writes this file before its first output file."""
+    """Return whether a conversion writes this file before its first output file."""
     return key in (_RECORD, _SOURCE) or key.rpartition("/")[2] == MARK
 
 

@@ -90,7 +90,7 @@ class FileShards(SampleFiles):
     def pack(paths: bytes | bytearray, facts: Ids) -> list[memoryview]:
         """The bytes that the memory holds, in parts.
 
-        ``paths``: the paths as UTF-8, each ended by a zero byte. ``facts``: see above.
+        ``paths``: the paths as UTF-8, each ended by a zero byte. ``facts``: as the class has them.
         """
         ends = np.flatnonzero(np.frombuffer(paths, np.uint8) == 0).astype(np.int64)
         return [ends.data.cast("B"), facts.ravel().data.cast("B"), memoryview(paths)]

@@ -117,8 +117,6 @@ class Index(ShardList):
     IndexFileError if two shards share a file, or a file would hide the index. ``shards``: descriptions that a format's
     ``parse_shard`` has checked. ``extra``: top-level keys of the index file beyond ``shards`` and ``version``, kept as they
     are. ``where``: names the index in errors.
-
-    ``extra``: see above.
     """
 
     def __init__(

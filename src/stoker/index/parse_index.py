@@ -225,7 +225,8 @@ class EntryPattern:
 class ShardColumns:
     """Entries of an index as arrays.
 
-    ValueError if an entry would be refused, or two files have one name. OSError if there is no memory for the arrays.
+    Raises ValueError if an entry would be refused or two files have one name, and OSError if memory for the arrays is
+    missing.
     ``rows``: the values that differ of each, at least one.
 
     ``shards``: the shards. ``fingerprint``, ``content``: see :class:`~stoker.index.index.Index`.

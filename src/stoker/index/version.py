@@ -170,7 +170,7 @@ class IndexVersion:
         return told if self.files else f"{self.digest} {told}"
 
     def is_still(self, store: Store) -> bool:
-        """Whether the index is the one that was read."""
+        """Return whether the index is still the one that was read."""
         return _same((self.size, self.etag, self.modified), _stamp(store.head(INDEX_NAME)))
 
     def as_dict(self) -> dict[str, Any]:
@@ -196,8 +196,8 @@ class LoadedIndex:
     version: IndexVersion
 
     def may_be_of(self, begun: int, store: Store) -> bool:
-        """Whether anything of it may have been written in a tick, of a :func:`local_time` from before it was read, or later:
-        of many shards that is not looked at. A version that a listing tells needs no time."""
+        """Return whether the index or a shard may have been written at or after ``begun``, a :func:`local_time` from before
+        the index was read. Many shards are not looked at: they may have been. A listed version needs no time: none has."""
         if self.version.files:
             return False
         if self.version.modified >= begun or len(self.index) > _LOOKED_AT:
@@ -300,7 +300,7 @@ class VersionWatch:
             self.changed(info.key, "is not the object that was there at the opening: its ETag or time is another")
 
     def is_older(self, modified: int) -> bool:
-        """Whether a time, in nanoseconds since 1970, is before the dataset's opening or its index, if it has one."""
+        """Return whether a time, in nanoseconds since 1970, is before the dataset's opening or its index, if it has one."""
         version = self.version
         return bool(version.files) or modified <= version.modified or modified < self._opened + self._skew
 

@@ -176,7 +176,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no problem is left: none was found, or all were repaired."""
+        """True if no problem is left: none was found, or all were repaired."""
         return not self.problems
 
     def as_dict(self) -> Mapping[str, Any]:

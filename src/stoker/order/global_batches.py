@@ -107,7 +107,8 @@ class BatchPlan:
     def positions(self, first: int, last: int, step: int = 1) -> Ids:
         """Positions of this rank's full batches ``first, first + step, ...`` below ``last``.
 
-        Gives int64 of shape ``(batches, batch_size)``.
+        Returns:
+            int64 of shape ``(batches, batch_size)``.
         """
         batches: Ids = np.arange(first, last, step, dtype=np.int64)
         starts: Ids = self.start + batches * self.global_batch_size
@@ -178,7 +179,8 @@ class DevicePlan(BatchPlan):
     def positions(self, first: int, last: int, step: int = 1) -> Ids:
         """Positions of this rank's full batches ``first, first + step, ...`` below ``last``.
 
-        Gives int64 of shape ``(batches, batch_size)``.
+        Returns:
+            int64 of shape ``(batches, batch_size)``.
         """
         begun = self.start // self.batch_size
         units = BatchPlan(

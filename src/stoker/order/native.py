@@ -51,10 +51,16 @@ class NativeStart(EpochStart):
 class NativeOrder:
     """Stoker's own :class:`~stoker.order.sample_order.SampleOrder`.
 
-    ``sources``: the streams, at least one. ``settings``: everything else. ``origin``: where a run with changed streams was
-    restarted.
+    Args:
+        sources: the streams, at least one.
+        settings: everything else.
+        origin: where a run with changed streams was restarted.
 
-    ``epoch_size``: positions in an epoch. ConfigError if streams, weights and settings do not go together.
+    Attributes:
+        epoch_size: positions in an epoch.
+
+    Raises:
+        ConfigError: streams, weights and settings that do not go together.
     """
 
     start_type: ClassVar = NativeStart
@@ -224,7 +230,8 @@ class NativeOrder:
     def run(self, position: EpochPosition, data_rank: DataRank) -> Run:
         """The samples of one reader from ``position`` to the end of its epoch.
 
-        ConfigError if the world or the batch size does not fit the partition, or an epoch that was begun with another.
+        Raises:
+            ConfigError: the world or the batch size does not fit the partition, or an epoch that was begun with another.
         """
         if position.position > self.epoch_size:
             raise ConfigError(f"position {position.position} is not in an epoch of {self.epoch_size}")

@@ -265,7 +265,9 @@ class EpochPosition:
 class Run:
     """The samples of one reader from a position to the end of its epoch.
 
-    ``order``: locates the positions. ``plan``: the reader's batches, as positions.
+    Attributes:
+        order: locates the positions.
+        plan: the reader's batches, as positions.
     """
 
     order: Order

@@ -74,7 +74,8 @@ class OrderChoices:
 class NativeSettings(OrderChoices):
     """Everything that stoker's own order depends on, apart from the streams.
 
-    ConfigError for choices that make no sense, or do not go together.
+    Raises:
+        ConfigError: choices that make no sense, or do not go together.
     """
 
     shuffle: str = "none"

@@ -137,7 +137,8 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
 def is_local(url: str | os.PathLike[str]) -> Path | None:
     """The absolute path of a plain path or ``file://`` URL, or ``None`` for everything else.
 
-    ConfigError: as :func:`parse_url`.
+    Raises:
+        ConfigError: as :func:`parse_url`.
     """
     location = parse_url(url)
     return _as_path(location.prefix) if location.kind == "file" else None
@@ -146,7 +147,10 @@ def is_local(url: str | os.PathLike[str]) -> Path | None:
 def join_url(base: str | os.PathLike[str], *parts: str) -> str:
     """``base`` with ``parts`` appended, one slash between them; empty parts are skipped.
 
-    The base keeps its spelling, so a relative path stays relative. ConfigError for a part that is absolute or has a ``..``.
+    The base keeps its spelling, so a relative path stays relative.
+
+    Raises:
+        ConfigError: a part that is absolute or contains ``..``.
 
     >>> join_url("s3://bucket/data/", "train", "index.json")
     's3://bucket/data/train/index.json'
@@ -163,7 +167,8 @@ def join_url(base: str | os.PathLike[str], *parts: str) -> str:
 def check_key(key: str) -> str:
     """``key`` itself, if it names an object inside a root.
 
-    ConfigError if it is empty or absolute, or has an empty, ``.`` or ``..`` segment, or a NUL character.
+    Raises:
+        ConfigError: empty, absolute, with an empty, ``.`` or ``..`` segment, or with a NUL character.
     """
     if not isinstance(key, str) or not key:
         raise ConfigError(

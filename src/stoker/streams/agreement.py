@@ -18,7 +18,7 @@ def disagreement(streams: Streams, columns: Sequence[str] | None) -> str:
     """Why columns of all shards of all streams can not be read together; empty where they can. Samples can be read always.
 
     ConfigError if one of ``columns`` is missing somewhere. ``streams``: the opened streams. ``columns``: the columns to read;
-    ``None`` for all. Gives names streams or shards, columns and types.
+    ``None`` for all. The text names streams or shards, columns and types.
     """
     described = [
         (name, info)

@@ -98,8 +98,10 @@ class DatasetWriter(Writer):
     def write_batch(self, columns: Mapping[str, Any]) -> None:
         """Add n samples given as columns: arrays of shape ``(n, ...)`` or lists of n values.
 
-        The same shards come out as from n calls of :meth:`write`, much sooner. EncodingError: as for :meth:`write`; also if
-        columns differ in length. Nothing of the batch is written.
+        The same shards come out as from n calls of :meth:`write`, much sooner.
+
+        Raises:
+            EncodingError: as for :meth:`write`; also if columns differ in length. Nothing of the batch is written.
         """
         if self._state.stopped:
             self._check_open()

@@ -27,7 +27,9 @@ _TEXT_COLUMNS: Final = "give 'str', 'int' or 'float'"
 class EncoderWriter(DatasetWriter):
     """A writer that differs from others by its encoder, which is imported when a writer is made.
 
-    ``columns``: column name to encoding. ``out``, ``remote``, ``**options``: as of :class:`MDSWriter`.
+    Args:
+        columns: column name to encoding.
+        out, remote, **options: as of :class:`MDSWriter`.
     """
 
     encoder_of: ClassVar[str]

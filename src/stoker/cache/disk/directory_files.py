@@ -27,9 +27,7 @@ class DirectoryFiles:
     """The files of a cache below its directory: nothing outside of it is written to, and errors name the cache.
 
     ``root``: the directory; made when first written to. ``directory``: makes and holds the root; ``None`` where that is no
-    directory of one version.
-
-    ``root``, ``directory``: see above. ``folder``: the root as text.
+    directory of one version. ``folder``: the root as text.
     """
 
     def __init__(self, root: Path, directory: CacheDirectory | None) -> None:

@@ -49,7 +49,10 @@ def unlock_byte(descriptor: int, offset: int, *, at_once: bool = False) -> None:
 
 
 def is_byte_locked(descriptor: int, offset: int) -> bool:
-    """Whether another open file description has any lock on the byte at ``offset``. OSError if the descriptor is closed."""
+    """Return whether another open file description has any lock on the byte at ``offset``.
+
+    OSError if the descriptor is closed.
+    """
     return _ask(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, offset) != fcntl.F_UNLCK
 
 

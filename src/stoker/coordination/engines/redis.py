@@ -75,7 +75,9 @@ class RedisStore:
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         self._prefix = "{" + options.pop("prefix", "stoker") + "}:"
         checked = options.pop("durability", "checked")
-        must_be("checked or unchecked", checked in ("checked", "unchecked"), **{f"{redact_url(url)}: durability": checked})
+        must_be(
+            "checked or unchecked", checked in ("checked", "unchecked"), **{f"{redact_url(url)}: durability": checked}
+        )
         scheme = parts.scheme.replace("valkey", "redis")
         address = f"{scheme}://{parts.netloc}{parts.path}?{urlencode(options)}"
         self.url = redact_url(url)

@@ -125,7 +125,10 @@ class ColumnKind:
     shape: tuple[int, ...] | None = ()
 
     def agrees(self, other: ColumnKind) -> bool:
-        """Whether two shards can give one column of these kinds. Those without a base type are compared within a format."""
+        """Return whether two shards can give one column of these kinds.
+
+        Kinds without a base type are compared within a format.
+        """
         if not self.base or not other.base:
             return self.format != other.format or self.word == other.word
         if {self.base, other.base} == {"text", _ANYTHING}:
@@ -146,7 +149,7 @@ def column_kinds(info: ShardInfo) -> dict[str, ColumnKind]:
 
 
 def may_hold_images(info: ShardInfo, columns: Sequence[str] | None) -> bool:
-    """Whether a shard may hold images, or lists of images, in the given columns; ``None``: in any column."""
+    """Return whether a shard may hold images, or lists of images, in the given columns; ``None``: in any column."""
     return any(
         kind.base == "image" or kind.word.startswith("list[")
         for name, kind in column_kinds(info).items()

@@ -73,7 +73,11 @@ def as_video(columns: str | Sequence[str]) -> MediaColumns:
     >>> as_video("mp4")({"mp4": None, "json": {}})
     {'mp4': None, 'json': {}}
 
-    ConfigError if no column is named. ``columns``: name of the column, or of several.
+    Args:
+        columns: name of the column, or of several.
+
+    Raises:
+        ConfigError: no column is named.
     """
     return _media_columns(Video, columns)
 
@@ -87,7 +91,11 @@ def as_audio(columns: str | Sequence[str]) -> MediaColumns:
     >>> as_audio("flac")({"flac": None, "txt": "hello"})
     {'flac': None, 'txt': 'hello'}
 
-    ConfigError if no column is named. ``columns``: name of the column, or of several.
+    Args:
+        columns: name of the column, or of several.
+
+    Raises:
+        ConfigError: no column is named.
     """
     return _media_columns(Audio, columns)
 

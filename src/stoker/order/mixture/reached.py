@@ -230,7 +230,7 @@ class Before:
     def read(cls, value: Any, starts: Ids) -> Before:
         """Read what :meth:`as_dict` has told.
 
-        StateError if it is damaged. ``value``: that. ``starts``: the stream's first sample in each of its shards, and their
+        StateError if it is damaged. ``starts``: the stream's first sample in each of its shards, and their
         number at the end.
         """
         try:

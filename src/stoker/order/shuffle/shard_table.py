@@ -70,8 +70,6 @@ class IntervalLookup:
 
     ``lengths``: of each interval; int64, shape ``(intervals,)``. ``starts``: first offset of each interval and, last, the
     total, where they are known; int64, shape ``(intervals + 1,)``.
-
-    ``starts``: see above.
     """
 
     __slots__ = ("_length", "_missing", "_next", "_shift", "_sign", "_steps", "starts")

@@ -57,7 +57,7 @@ class ChunkProcess:
 
     @property
     def begun(self) -> bool:
-        """Whether it can read chunks by now. StokerError if it can not; says why."""
+        """True once it can read chunks. StokerError if it can not; says why."""
         if not self.ready and self.worker.has_sent():
             self._begin()
         return self.ready

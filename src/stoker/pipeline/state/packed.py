@@ -66,8 +66,13 @@ def pack_state(state: Mapping[str, Any]) -> dict[str, Any]:
 def unpack_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state with all that it says of each stream in plain text. Others than packed ones are returned as they are.
 
-    Both forms can be loaded. Hashes are cut to 10 digits in packed states, and so they are here. StateError if it is packed,
-    and damaged. ``state``: as ``state_dict()`` gave it.
+    Both forms can be loaded. Hashes are cut to 10 digits in packed states, and so they are here.
+
+    Args:
+        state: as ``state_dict()`` gave it.
+
+    Raises:
+        StateError: it is packed, and damaged.
 
     >>> unpack_state({"version": 2, "epoch": 1})
     {'version': 2, 'epoch': 1}

@@ -247,7 +247,7 @@ class SmallStream:
         return size if size <= self.most else None
 
     def is_object(self, shard: int) -> bool:
-        """Whether a shard that is fetched may be one small object of a store: the cache tells when it is."""
+        """Return whether a shard that is fetched may be one small object of a store: the cache tells when it is."""
         return shard_bytes(self.shards, shard - self.first) <= SMALL_OBJECT
 
     def open(self, shards: Sequence[int], at_once: int) -> Iterator[tuple[int, bytes, ShardReader]]:

@@ -54,7 +54,7 @@ class ObjectClient(Protocol):
     ) -> ObjectAnswer:
         """Ask for an object, or for bytes ``[start, end)`` of it, of this version where one is given.
 
-        ``path``, ``wanted``, ``version``: see above. ``brief``: it carries little, and has a bound on the whole.
+        ``brief``: the answer carries little, and has a bound on the whole.
         """
 
 

@@ -171,7 +171,7 @@ def _unknown(name: str, size: int | None) -> Encoding:
 
 
 def others_registered() -> bool:
-    """Whether a user has registered an encoding in this process."""
+    """Return whether a user has registered an encoding in this process."""
     return bool(_registered or _replaced)
 
 
