@@ -23,13 +23,13 @@ from stoker import MDSWriter, StreamingDataset
 
 SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
-    "lines": 96_390,
-    "modules": 478,
-    "raise ConfigError": 788,
+    "lines": 96_442,
+    "modules": 479,
+    "raise ConfigError": 789,
     "classes with after_fork": 7,
     "parameters of StreamingDataset": 35,
-    "functions of a constructor": 199,
-    "functions until the first batch": 292,
+    "functions of a constructor": 202,
+    "functions until the first batch": 295,
     "modules imported": 180,
 }
 """The most of each. ``lines`` and ``modules`` are of ``src/stoker``; ``functions`` are named ones of the package that run in
