@@ -9,6 +9,7 @@ from typing import Any, Final, Unpack
 
 from stoker.conversion.values import ColumnPlan
 from stoker.errors import ConfigError
+from stoker.formats.parquet.columns import ParquetColumn
 from stoker.formats.registry import format_names, get_format
 from stoker.storage import Store
 from stoker.storage.files.staged_file import StagedFile
@@ -122,7 +123,8 @@ class _PlannedParquetWriter(ParquetWriter):
     def __init__(
         self, plans: Sequence[ColumnPlan], destination: _TaskDestination, **options: Unpack[WriterOptions]
     ) -> None:
-        self._begin_columns(plans, destination, None, options)
+        columns = [ParquetColumn(plan.name, plan.encoding, plan.arrow) for plan in plans]
+        self._begin_columns(columns, destination, None, options)
 
 
 def _writer_for(

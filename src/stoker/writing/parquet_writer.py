@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Unpack
 
 from stoker.arguments import checked, must_be
@@ -38,15 +37,6 @@ _MOST_WAITING: Final = 1 << 12
 _MOST_BYTES: Final = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column; see :class:`~stoker.formats.parquet.columns.ParquetColumn`."""
-
-    name: str
-    encoding: str
-    arrow: Any = None
-
-
 class ParquetWriter(FileSetWriter):
     """Writes a dataset of Parquet files, ``part-00000.parquet`` and so on, in row groups of about 16 MiB.
 
@@ -75,7 +65,7 @@ class ParquetWriter(FileSetWriter):
         **options: Unpack[WriterOptions],
     ) -> None:
         must_be("a dict with at least one column", bool(columns), columns=columns)
-        self._begin_columns([_Column(name, columns[name]) for name in sorted(columns)], out, remote, options)
+        self._begin_columns([ParquetColumn(name, columns[name]) for name in sorted(columns)], out, remote, options)
 
     @classmethod
     def check_compression(cls, compression: str | None) -> None:

@@ -7,7 +7,6 @@ layout (views, dictionaries, runs), and only those that are asked for are made.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.schema import tensor_order
+from stoker.formats.parquet.schema import kind_of, tensor_order
 from stoker.formats.parquet.values import ColumnValues, Fixed, Holed, RaggedLists, run_of
 from stoker.formats.unstacked import Unstacked, spread
 from stoker.types import Column, Ids
@@ -23,6 +22,9 @@ from stoker.types import Column, Ids
 # Lists may share values, and lists of lists do so once more at each level: a small file could tell of any number. So many
 # that are taken at once, or 16 times as many as there are, are no mistake.
 _MOST_SHARED: Final = 1 << 25
+
+Make = Callable[[Ids], Column]
+"""A function that makes the values of rows, none of which is null."""
 
 
 def as_values(array: Any) -> ColumnValues:
@@ -145,12 +147,15 @@ def _number_lists(array: Any) -> ColumnValues:
     return RaggedLists(values, starts, lengths, null)
 
 
-class _Node(ColumnValues):
-    """Values of which some may be null: these are ``None``. ``null``: which are null; ``None``: none."""
+class _Made(ColumnValues):
+    """Values that a function makes, of which some may be null: these are ``None``.
 
-    def __init__(self, array: Any, null: NDArray[np.bool_] | None) -> None:
+    ``make``: makes the values of rows that are not null. ``null``: which are null; ``None``: none.
+    """
+
+    def __init__(self, array: Any, make: Make, null: NDArray[np.bool_] | None) -> None:
         self.nbytes = array.nbytes
-        self._null = null
+        self._make, self._null = make, null
 
     def take(self, rows: Ids, *, views: bool = False) -> Column:  # noqa: ARG002
         there = None if self._null is None else np.flatnonzero(~self._null[rows])
@@ -158,31 +163,14 @@ class _Node(ColumnValues):
             return self._make(rows)
         return spread(self._make(rows[there]), there.tolist(), len(rows))
 
-    @abstractmethod
-    def _make(self, rows: Ids) -> Column:
-        """The values of rows that are not null."""
-
-
-class _Picked(_Node):
-    """Values that stand for many rows each; ``place``: from numbers of rows to those of values."""
-
-    def __init__(
-        self, array: Any, null: NDArray[np.bool_] | None, values: ColumnValues, place: Callable[[Ids], Ids]
-    ) -> None:
-        super().__init__(array, null)
-        self._values, self._place = values, place
-
-    def _make(self, rows: Ids) -> Column:
-        return self._values.take(self._place(rows))
-
 
 def _picked(array: Any, values: Callable[[Any], ColumnValues]) -> ColumnValues:
-    """A dictionary array, or one of runs; ``values``: makes a column of its values."""
+    """A dictionary array, or one of runs: a value stands for many rows. ``values``: makes a column of its values."""
     if pyarrow().types.is_dictionary(array.type):
-        numbers = _filled(array.indices).astype(np.int64)
-        return _Picked(array, _nulls(array.indices), values(array.dictionary), numbers.__getitem__)
-    ends, first = array.run_ends.to_numpy(), array.offset
-    return _Picked(array, None, values(array.values), lambda rows: np.searchsorted(ends, rows + first, side="right"))
+        numbers, words = _filled(array.indices).astype(np.int64), values(array.dictionary)
+        return _Made(array, lambda rows: words.take(numbers[rows]), _nulls(array.indices))
+    ends, first, runs = array.run_ends.to_numpy(), array.offset, values(array.values)
+    return _Made(array, lambda rows: runs.take(np.searchsorted(ends, rows + first, side="right")), None)
 
 
 def _tensor(array: Any) -> ColumnValues:
@@ -190,156 +178,117 @@ def _tensor(array: Any) -> ColumnValues:
     values = as_values(array.storage)
     if isinstance(values, Fixed):
         return Fixed(values.array.reshape(len(array), *shape).transpose(0, *(axis + 1 for axis in order)))
-    return _Tensors(array, values, shape, order)
 
+    def shaped(value: Any) -> Any:  # of one that is null, or has nulls
+        made = np.array(value, None if isinstance(value, np.ndarray) else object)
+        made = made.reshape(shape).transpose(order).copy()
+        return made if isinstance(value, np.ndarray) else made.tolist()
 
-class _Tensors(_Node):
-    """Arrays of one shape, of which some, or numbers in them, are null."""
-
-    def __init__(self, array: Any, values: ColumnValues, shape: list[int], order: list[int]) -> None:
-        super().__init__(array, _nulls(array))
-        self._values, self._shape, self._order = values, shape, order
-
-    def _make(self, rows: Ids) -> Column:
-        return Unstacked(map(self._one, self._values.take(rows)), own_numbers=False)
-
-    def _one(self, value: Any) -> Any:
-        array = np.array(value, None if isinstance(value, np.ndarray) else object)
-        shaped = array.reshape(self._shape).transpose(self._order).copy()
-        return shaped if isinstance(value, np.ndarray) else shaped.tolist()
+    return _Made(array, lambda rows: Unstacked(map(shaped, values.take(rows)), own_numbers=False), _nulls(array))
 
 
 def _objects(array: Any) -> ColumnValues:
     """Values as Python's objects, whatever they hold."""
     types, kind = pyarrow().types, array.type
     if _is_tensor(kind):
-        return _Arrays(array)
+        values = _tensor(array)
+        return _Made(array, lambda rows: list(values.take(rows)), _nulls(array))
     if _is_extension(kind):
         return _objects(_stored(array))
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return _picked(array, _objects)
-    if types.is_union(kind):
-        return _Unions(array)
-    if types.is_struct(kind):
-        return _Structs(array)
-    if types.is_nested(kind):
-        return _Lists(array)
     if types.is_date64(kind):  # whose time of day Python's dates would leave out
         return _objects(array.view(pyarrow().timestamp("ms")))
-    return _Numbers(array) if _is_number(kind) else _Leaf(array)
+    if types.is_union(kind):
+        return _Made(array, _unions(array), None)
+    make = _structs if types.is_struct(kind) else _lists if types.is_nested(kind) else _leaves
+    return _Made(array, _numbers(array) if _is_number(kind) else make(array), _nulls(array))
 
 
-class _Arrays(_Node):
-    """Tensors, each by itself."""
+def _lists(array: Any) -> Make:
+    """Of lists; of maps, of pairs."""
+    starts, lengths = _list_rows(array)
+    inside = (array.keys, array.items) if pyarrow().types.is_map(array.type) else (array.values,)
+    held, columns = len(inside[0]), [_objects(part) for part in inside]
 
-    def __init__(self, array: Any) -> None:
-        super().__init__(array, _nulls(array))
-        self._values = _tensor(array)
-
-    def _make(self, rows: Ids) -> list[Any]:
-        return list(self._values.take(rows))
-
-
-class _Lists(_Node):
-    """Lists; of maps, of pairs."""
-
-    def __init__(self, array: Any) -> None:
-        super().__init__(array, _nulls(array))
-        self._starts, self._lengths = _list_rows(array)
-        parts = (array.keys, array.items) if pyarrow().types.is_map(array.type) else (array.values,)
-        self._held = len(parts[0])
-        self._parts = [_objects(part) for part in parts]
-
-    def _make(self, rows: Ids) -> list[Any]:
-        starts, lengths = self._starts[rows], self._lengths[rows]
-        ends = np.cumsum(lengths)
-        begins = ends - lengths
-        total = int(lengths.sum())
-        if total > _MOST_SHARED + 16 * self._held:
-            raise ValueError(f"{len(rows)} lists share {self._held} values so that they hold {total}")
-        inner = np.arange(total) + np.repeat(starts - begins, lengths)
-        parts = [part.take(inner) for part in self._parts]
+    def make(rows: Ids) -> list[Any]:
+        sizes = lengths[rows]
+        ends = np.cumsum(sizes)
+        begins = ends - sizes
+        total = int(sizes.sum())
+        if total > _MOST_SHARED + 16 * held:
+            raise ValueError(f"{len(rows)} lists share {held} values so that they hold {total}")
+        inner = np.arange(total) + np.repeat(starts[rows] - begins, sizes)
+        parts = [column.take(inner) for column in columns]
         values = list(zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
         return [values[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
+    return make
 
-class _Structs(_Node):
-    """Structs."""
 
-    def __init__(self, array: Any) -> None:
-        super().__init__(array, _nulls(array))
-        self._names = [field.name for field in array.type]
-        if len(set(self._names)) < len(self._names):
-            raise ValueError(f"a struct has two fields of one name: {', '.join(self._names)}")
-        self._fields = [_objects(array.field(number)) for number in range(len(self._names))]
+def _structs(array: Any) -> Make:
+    names = [field.name for field in array.type]
+    if len(set(names)) < len(names):
+        raise ValueError(f"a struct has two fields of one name: {', '.join(names)}")
+    columns = [_objects(array.field(number)) for number in range(len(names))]
 
-    def _make(self, rows: Ids) -> list[Any]:
-        fields = [field.take(rows) for field in self._fields]
+    def make(rows: Ids) -> list[Any]:
+        fields = [column.take(rows) for column in columns]
         if not fields:
             return [{} for _ in rows]
-        return [dict(zip(self._names, values, strict=True)) for values in zip(*fields, strict=True)]
+        return [dict(zip(names, values, strict=True)) for values in zip(*fields, strict=True)]
+
+    return make
 
 
-class _Unions(_Node):
-    """Values of several types."""
+def _unions(array: Any) -> Make:
+    """Of values of several types."""
+    columns = [_objects(array.field(number)) for number in range(array.type.num_fields)]
+    codes, code = array.type.type_codes, array.type_codes.to_numpy()
+    dense = array.type.mode == "dense"
+    places = array.offsets.to_numpy().astype(np.int64) if dense else np.arange(len(array))
 
-    def __init__(self, array: Any) -> None:
-        super().__init__(array, None)
-        self._fields = [_objects(array.field(number)) for number in range(array.type.num_fields)]
-        self._codes, self._code = array.type.type_codes, array.type_codes.to_numpy()
-        dense = array.type.mode == "dense"
-        self._places = array.offsets.to_numpy().astype(np.int64) if dense else np.arange(len(array))
-
-    def _make(self, rows: Ids) -> list[Any]:
+    def make(rows: Ids) -> list[Any]:
         values: list[Any] = [None] * len(rows)
-        for code, field in zip(self._codes, self._fields, strict=True):
-            here = np.flatnonzero(self._code[rows] == code)
-            for place, value in zip(here.tolist(), field.take(self._places[rows[here]]), strict=True):
+        for one, column in zip(codes, columns, strict=True):
+            here = np.flatnonzero(code[rows] == one)
+            for place, value in zip(here.tolist(), column.take(places[rows[here]]), strict=True):
                 values[place] = value
         return values
 
-
-class _Numbers(_Node):
-    """Numbers, as Python's own."""
-
-    def __init__(self, array: Any) -> None:
-        super().__init__(array, _nulls(array))
-        self._values = _filled(array)
-
-    def _make(self, rows: Ids) -> list[Any]:
-        values: list[Any] = self._values[rows].tolist()
-        return values
+    return make
 
 
-class _Leaf(_Node):
-    """Values that hold no others."""
+def _numbers(array: Any) -> Make:
+    """Of numbers, as Python's own."""
+    values = _filled(array)
+    return lambda rows: values[rows].tolist()
 
-    def __init__(self, array: Any) -> None:
-        super().__init__(array, _nulls(array))
-        self._array = array
-        types, kind = pyarrow().types, array.type
-        self._view = types.is_string_view(kind) or types.is_binary_view(kind)
-        self._time = types.is_time(kind) or _is_date(kind)
-        # The way that is several times as fast, where it makes the same objects.
-        flat = (
-            types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
-        )
-        self._quick = self._view or flat or types.is_fixed_size_binary(kind)
 
-    def _make(self, rows: Ids) -> list[Any]:
-        run, array = run_of(rows), self._array
+def _leaves(array: Any) -> Make:
+    """Of values that hold no others."""
+    types, kind = pyarrow().types, array.type
+    view = types.is_string_view(kind) or types.is_binary_view(kind)
+    time = types.is_time(kind) or _is_date(kind)
+    # The way that is several times as fast, where it makes the same objects.
+    quick = kind_of(kind) in ("string", "binary") or types.is_fixed_size_binary(kind)
+
+    def make(rows: Ids) -> list[Any]:
+        run = run_of(rows)
         if run is not None:
             taken = array.slice(run.start, run.stop - run.start)
-        elif self._view:  # of which Arrow itself takes none
+        elif view:  # of which Arrow itself takes none
             _, heads, *data = array.buffers()
             picked = np.frombuffer(heads, "V16", len(array), 16 * array.offset)[rows]
-            taken = type(array).from_buffers(array.type, len(rows), [None, pyarrow().py_buffer(picked), *data])
+            taken = type(array).from_buffers(kind, len(rows), [None, pyarrow().py_buffer(picked), *data])
         else:
             taken = array.take(pyarrow().array(rows))
-        if self._time:
+        if time:
             return _times(taken)
-        values: list[Any] = taken.to_numpy(zero_copy_only=False).tolist() if self._quick else taken.to_pylist()
+        values: list[Any] = taken.to_numpy(zero_copy_only=False).tolist() if quick else taken.to_pylist()
         return values
+
+    return make
 
 
 def _times(array: Any) -> list[Any]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,21 +27,17 @@ TEXTS: Final = ("str", "json", "str_int", "str_float", "str_decimal")
 """Encodings of columns that are stored as text, so that others read text."""
 
 
-class ParquetColumn(Protocol):
+@dataclass(frozen=True, slots=True)
+class ParquetColumn:
     """A column.
 
     ``encoding``: as an MDS index names it. ``arrow``: the ``pyarrow.DataType`` that its values are stored as; ``None`` for
     what goes with the encoding.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def encoding(self) -> str: ...
-
-    @property
-    def arrow(self) -> Any: ...
+    name: str
+    encoding: str
+    arrow: Any = None
 
 
 def schema_of(columns: Sequence[ParquetColumn]) -> Any:
