@@ -15,6 +15,7 @@ import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
+from stoker.formats.common.checks import parse_columns, parse_files, parse_samples, refuse
 from stoker.formats.unstacked import iterate_each, read_each
 from stoker.types import Batch, Buffer, Ids, Sample
 
@@ -26,7 +27,7 @@ _FIRST: Final = np.zeros(1, dtype=np.int64)
 
 
 class Format(ABC):
-    """One shard format. Only :attr:`name`, :meth:`parse_shard` and :meth:`open` have no default.
+    """One shard format. Only :attr:`name` and :meth:`open` have no default.
 
     Attributes:
         name: what the index and ``format=`` call it.
@@ -36,6 +37,7 @@ class Format(ABC):
         extra: name of the extra whose packages reading needs.
         roles: what the files of a shard are called in an entry of the index, after ``raw_`` and ``zip_``; the last of them
             has the header, ``u32 samples | u32 offsets | config JSON``.
+        unlisted: why an index can not have shards of the format, for formats of which it has none.
         implied: keys of a shard's spec that the name of the format implies, so that entries do not have them.
         types: words for types of columns that are the format's own, without what follows a colon, and the data types that
             they mean.
@@ -55,6 +57,7 @@ class Format(ABC):
         packed: whether compressed files of the format are read, too: names that end with one of the suffixes and then one
             of :data:`~stoker.formats.common.compression.PACKED`. They are decompressed once, into the cache.
         settings: names of the settings that :meth:`inspect_header` understands.
+        iterate: gives the values of columns one by one, by default numbers as Python's own.
     """
 
     name: ClassVar[str]
@@ -63,6 +66,7 @@ class Format(ABC):
     views: ClassVar[str] = ""
     extra: ClassVar[str] = ""
     roles: ClassVar[tuple[str, ...]] = ("data",)
+    unlisted: ClassVar[str] = ""
     implied: ClassVar[tuple[str, ...]] = ()
     types: ClassVar[Mapping[str, str]] = {}
     text: ClassVar[bool] = False
@@ -77,16 +81,29 @@ class Format(ABC):
     steps: ClassVar[bool] = False
     packed: ClassVar[bool] = False
     settings: ClassVar[tuple[str, ...]] = ()
+    iterate = staticmethod(iterate_each)
 
     # -- shards ----------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
         """Check one entry of the index's ``shards`` list; ``where`` names it in errors.
 
         Raises:
             IndexFileError: a key is missing, of a wrong type, or contradicts another; a basename leaves the root.
         """
+        if self.unlisted:
+            refuse(where, self.unlisted)
+        samples = parse_samples(obj, where)
+        raw, zipped, compression = parse_files(obj, self.roles, where)
+        return ShardInfo(self.name, samples, raw, zipped, compression, self.parse_spec(obj, where))
+
+    def parse_spec(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """The ``spec`` of an entry; arguments and errors are those of :meth:`parse_shard`. Default: that of MDS.
+
+        It holds ``column_names``, ``column_encodings`` and ``column_sizes``, parallel tuples, and the writer's ``hashes`` and
+        ``size_limit``; shards where all of these are equal share one.
+        """
+        return parse_columns(obj, where)[0]
 
     def least_bytes(self, spec: Mapping[str, Any]) -> tuple[int, int] | None:  # noqa: ARG002
         """Bytes that the first raw file of a shard has at least, and that each sample adds to them.
@@ -149,13 +166,13 @@ class Format(ABC):
     def iterate_many(
         self, shards: Sequence[Any], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> dict[str, Iterable[Any]]:
-        """Like :meth:`read_many`, for taking samples one by one. Default: all at once, numbers as Python's own.
+        """Like :meth:`read_many`, for taking samples one by one. Default: all at once, as :attr:`iterate` gives them.
 
         Returns:
             Column name to its values in order, in the types that users see in a sample; they may be made as they are asked
             for, and errors with them.
         """
-        return iterate_each(self.read_many(shards, which, rows, columns))
+        return self.iterate(self.read_many(shards, which, rows, columns))
 
     def read_one(self, shard: Any, row: int, columns: Sequence[str] | None = None) -> Sample:
         """One sample, in the types of :meth:`iterate_many`. Default: through that.

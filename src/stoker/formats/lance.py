@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 
 from stoker.concurrency.shared.node_file import path_for_others
 from stoker.errors import FormatError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.checks import check_rows, refuse
+from stoker.formats.common.checks import check_rows
 from stoker.formats.common.container import OpenShard
 from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.entries import FLOATS
@@ -228,10 +228,8 @@ class LanceFormat(Format):
     shard = "rows of a fragment"
     extra = "lance"
     types = FLOATS
-
-    def parse_shard(self, obj: Mapping[str, Any], where: str) -> NoReturn:  # noqa: ARG002
-        """There are no entries of this format."""
-        refuse(where, 'rows of tables are in no index.json: open the table with format="lance"')
+    unlisted = 'rows of tables are in no index.json: open the table with format="lance"'
+    iterate = staticmethod(iterate_rows)  # as Parquet has them
 
     def open(
         self,
@@ -250,9 +248,3 @@ class LanceFormat(Format):
         self, shards: Sequence[LanceShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
         return _read_many(shards, which, rows, columns)
-
-    def iterate_many(
-        self, shards: Sequence[LanceShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> dict[str, Iterable[Any]]:
-        """See :class:`stoker.formats.format.Format`. Values are those that Parquet has."""
-        return iterate_rows(_read_many(shards, which, rows, columns))

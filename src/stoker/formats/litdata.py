@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -27,8 +27,6 @@ from stoker.formats.common.checks import (
     check_memory,
     check_rows,
     most_unpacked,
-    parse_files,
-    parse_samples,
     refuse,
     require,
     string_list,
@@ -400,10 +398,9 @@ class LitDataFormat(Format):
     name = "litdata"
     shard = "a chunk"
     implied = ("columns",)
+    iterate = staticmethod(iterate_rows)  # blocks of tokens stay arrays
 
-    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
-        samples = parse_samples(obj, where)
-        raw, zipped, compression = parse_files(obj, self.roles, where)
+    def parse_spec(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         leaves = string_list(obj, "data_format", where)
         data_spec, loader, block = obj.get("data_spec"), obj.get("item_loader"), obj.get("block_size")
         if not isinstance(data_spec, str | None) or not leaves:
@@ -422,7 +419,7 @@ class LitDataFormat(Format):
             ):
                 refuse(where, f"chunks of {TOKENS} hold {', '.join(leaves)}, not one array of tokens")
             columns = {ALONE: word_of(leaves[0]) + (f":{block}" if block else "")}
-        spec = {
+        return {
             "columns": columns,
             "data_format": list(leaves),
             "data_spec": data_spec,
@@ -431,7 +428,6 @@ class LitDataFormat(Format):
             "compression_level": obj.get("compression_level"),
             "block_size": block,
         }
-        return ShardInfo(self.name, samples, raw, zipped, compression, spec)
 
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
@@ -439,9 +435,3 @@ class LitDataFormat(Format):
         spec = info.spec
         tree = sample_tree(tuple(spec["data_format"]), spec["data_spec"], json.dumps(spec["types"]))
         return LitDataShard(info, files[0], tree, where, options)
-
-    def iterate_many(
-        self, shards: Sequence[LitDataShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> dict[str, Iterable[Any]]:
-        """See :class:`~stoker.formats.format.Format`: numbers are Python's own, blocks of tokens arrays."""
-        return iterate_rows(self.read_many(shards, which, rows, columns))

@@ -14,15 +14,7 @@ import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.checks import (
-    check_rows,
-    decode_values,
-    parse_columns,
-    parse_files,
-    parse_samples,
-    refuse,
-    wanted_columns,
-)
+from stoker.formats.common.checks import check_rows, decode_values, refuse, wanted_columns
 from stoker.formats.format import Format
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.media.source import HANDLED, MEDIA, BytesInMemory, MediaSource, StoredFile
@@ -214,13 +206,10 @@ class FileFormat(Format):
         return {"columns": {**columns, CLASS: "str", LABEL: "int"}, "numbers": numbers}
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
-        """See :class:`stoker.formats.format.Format`. ``spec`` is that of MDS."""
-        samples = parse_samples(obj, where)
-        raw, zipped, compression = parse_files(obj, ("data",), where)
-        spec, _ = parse_columns(obj, where)
-        if samples != 1 or zipped or not set(spec["column_names"]) <= set(_COLUMNS):
+        info = super().parse_shard(obj, where)
+        if info.samples != 1 or info.zip or not set(info.spec["column_names"]) <= set(_COLUMNS):
             refuse(where, f"a shard of {self.name} is one file with one sample, not compressed, of known columns")
-        return ShardInfo(self.name, samples, raw, zipped, compression, spec)
+        return info
 
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()

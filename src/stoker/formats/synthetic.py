@@ -12,14 +12,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.checks import check_rows, refuse
+from stoker.formats.common.checks import check_rows
 from stoker.formats.common.container import OpenShard
 from stoker.formats.common.file_shards import SpanDetail
 from stoker.formats.common.gather import address_of, gather_rows
@@ -186,10 +186,7 @@ class SyntheticFormat(Format):
     shard = "samples made in memory"
     views = "bytes"
     types = {"label": "int64", _NUMBER: "int64"}  # noqa: RUF012
-
-    def parse_shard(self, obj: Mapping[str, Any], where: str) -> NoReturn:  # noqa: ARG002
-        """There are no entries of this format."""
-        refuse(where, 'synthetic samples are in no index.json: open them with format="synthetic"')
+    unlisted = 'synthetic samples are in no index.json: open them with format="synthetic"'
 
     def open(
         self,

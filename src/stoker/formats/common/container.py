@@ -29,9 +29,6 @@ from stoker.formats.common.checks import (
     MAX_OFFSET,
     check_indexed,
     check_rows,
-    parse_columns,
-    parse_files,
-    parse_samples,
     unsafe_columns,
     wanted_columns,
 )
@@ -217,18 +214,6 @@ class PackedFormat(Format):
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> ShardReader:
         return type(self).reader(info, files, where, options)
-
-    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
-        """See :class:`stoker.formats.format.Format`. ``spec`` is that of MDS, and :meth:`parse_more`'s."""
-        samples = parse_samples(obj, where)
-        raw, zipped, compression = parse_files(obj, ("data", "meta"), where)
-        spec, _ = parse_columns(obj, where)
-        more = self.parse_more(obj, where)
-        return ShardInfo(self.name, samples, raw, zipped, compression, {**spec, **more} if more else spec)
-
-    def parse_more(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:  # noqa: ARG002
-        """Keys of an entry that this format alone has, checked."""
-        return {}
 
     def iterate_many(
         self, shards: Sequence[Any], which: Ids, rows: Ids, columns: Sequence[str] | None = None

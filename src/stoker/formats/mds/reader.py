@@ -21,9 +21,6 @@ from stoker.formats.common.checks import (
     check_rows,
     cut_error,
     mds_spec,
-    parse_columns,
-    parse_files,
-    parse_samples,
     refuse,
     undecodable,
     unsafe_columns,
@@ -360,18 +357,12 @@ class MDSFormat(Format):
     views = "bytes"
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
-        """See :class:`~stoker.formats.format.Format`.
-
-        ``spec`` holds ``column_names``, ``column_encodings`` and ``column_sizes``, parallel tuples, and the writer's
-        ``hashes`` and ``size_limit``; shards where all of these are equal share one.
-        """
-        samples = parse_samples(obj, where)
-        raw, zipped, compression = parse_files(obj, self.roles, where)
-        spec, width = parse_columns(obj, where)
-        need = _HEADER + samples * (_OFFSET + width)
-        if raw[0].bytes < need:
-            refuse(where, f"{samples} samples need at least {need} bytes, but the shard has {raw[0].bytes}")
-        return ShardInfo(self.name, samples, raw, zipped, compression, spec)
+        info = super().parse_shard(obj, where)
+        head, each = self.least_bytes(info.spec)
+        need = head + info.samples * each
+        if info.raw[0].bytes < need:
+            refuse(where, f"{info.samples} samples need at least {need} bytes, but the shard has {info.raw[0].bytes}")
+        return info
 
     def least_bytes(self, spec: Mapping[str, Any]) -> tuple[int, int]:
         columns = (spec["column_names"], spec["column_encodings"], spec["column_sizes"])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import CorruptDataError, FormatError, IndexFileError
+from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import FilePart, ReadOptions, ShardInfo
 from stoker.formats.common.checks import check_indexed, check_memory, check_rows
 from stoker.formats.common.container import OpenShard, read_gathered
@@ -224,6 +224,8 @@ class ParquetFormat(Format):
     row_groups = True
     settings = ("filters", "hive")
     types = FLOATS
+    unlisted = 'Parquet is not listed in an index.json: open the directory that holds the files with format="parquet"'
+    iterate = staticmethod(iterate_rows)  # rows of array columns are arrays
 
     def __init__(self) -> None:
         self._schemas: dict[Any, KnownSchema] = {}
@@ -266,12 +268,6 @@ class ParquetFormat(Format):
         one, two = ({**spec["columns"], **spec.get("encodings", {})} for spec in (first, other))
         return first if one == two else super().agree({"columns": one}, {"columns": two})
 
-    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:  # noqa: ARG002
-        """Parquet files say themselves what an index says of other formats. Always an IndexFileError."""
-        raise IndexFileError(
-            f'{where}: Parquet is not listed in an index.json: open the directory that holds the files with format="parquet"'
-        )
-
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> ParquetReader:
@@ -291,12 +287,6 @@ class ParquetFormat(Format):
         self, shards: Sequence[ParquetReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
         return read_gathered(shards, which, rows, columns, partial(_gather, shards, which, rows))
-
-    def iterate_many(
-        self, shards: Sequence[ParquetReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> dict[str, Iterable[Any]]:
-        """See :class:`stoker.formats.format.Format`. Numbers are Python's; rows of array columns are arrays."""
-        return iterate_rows(self.read_many(shards, which, rows, columns))
 
 
 def _gather(shards: Sequence[ParquetReader], which: Ids, rows: Ids, name: str) -> Array | None:

@@ -296,16 +296,17 @@ class TarFormat(PackedFormat):
     steps = True
     settings = ("columns", "encodings", "url", MEDIA)
 
-    def parse_more(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        """See :class:`~stoker.formats.common.container.PackedFormat`: which columns are digits."""
+    def parse_spec(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """See :class:`~stoker.formats.format.Format`: that of MDS, and which columns are digits."""
+        spec = super().parse_spec(obj, where)
         if DIGITS not in obj:
-            return {}
+            return spec
         names = string_list(obj, DIGITS, where)
-        encodings = dict(zip(obj["column_names"], obj["column_encodings"], strict=True))
+        encodings = dict(zip(spec["column_names"], spec["column_encodings"], strict=True))
         for name in names:
             if not is_number(name, encodings.get(name, "")):
                 refuse(where, f"{DIGITS!r} names {name!r}, which is not a column of whole numbers")
-        return {DIGITS: names}
+        return {**spec, DIGITS: names}
 
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :class:`~stoker.formats.common.container.PackedFormat`.

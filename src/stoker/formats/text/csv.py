@@ -18,7 +18,7 @@ from stoker.arguments import must_know
 from stoker.display import counted
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
-from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
+from stoker.formats.common.checks import parse_settings, refuse, require, string_list
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, piece_bytes
 from stoker.formats.mds.encodings.base import UnfitValueError, describe
 from stoker.formats.mds.encodings.text import finite_float
@@ -335,13 +335,11 @@ class XSVFormat(LineFormat):
 
     agree = staticmethod(agree_on_csv)
 
-    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
+    def parse_spec(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """See :class:`stoker.formats.format.Format`.
 
-        ``spec`` holds ``column_names`` and ``column_encodings`` (parallel), ``separator`` and ``newline``.
+        It holds ``column_names`` and ``column_encodings`` (parallel), ``separator`` and ``newline``.
         """
-        samples = parse_samples(obj, where)
-        raw, zipped, compression = parse_files(obj, ("data", "meta"), where)
         names = string_list(obj, "column_names", where)
         kinds = string_list(obj, "column_encodings", where)
         check_columns(names, kinds, where)
@@ -350,7 +348,7 @@ class XSVFormat(LineFormat):
         if not separator or not newline or separator == newline:
             refuse(where, f"separator {separator!r} and newline {newline!r} can not split lines")
         hashes, size_limit = parse_settings(obj, where)
-        spec = {
+        return {
             "column_names": names,
             "column_encodings": kinds,
             "separator": separator,
@@ -358,7 +356,6 @@ class XSVFormat(LineFormat):
             "hashes": hashes,
             "size_limit": size_limit,
         }
-        return ShardInfo(self.name, samples, raw, zipped, compression, spec)
 
 
 class CSVFormat(XSVFormat):

@@ -12,7 +12,7 @@ from typing import Any, Final
 from stoker.arguments import must_know
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
-from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, require
+from stoker.formats.common.checks import parse_settings, require
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, piece_bytes
 from stoker.formats.mds.encodings.base import UnfitValueError, describe
 from stoker.formats.mds.encodings.text import may_hold_infinity
@@ -316,16 +316,13 @@ class JSONFormat(LineFormat):
     inspect_header = staticmethod(inspect_json)
     agree = staticmethod(agree_on_json)
 
-    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
-        """See :class:`~stoker.formats.format.Format`. ``spec`` holds ``columns`` and ``newline``."""
-        samples = parse_samples(obj, where)
-        raw, zipped, compression = parse_files(obj, ("data", "meta"), where)
+    def parse_spec(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """See :class:`~stoker.formats.format.Format`. It holds ``columns`` and ``newline``."""
         columns = require(obj, "columns", dict, where)
         kinds = check_columns(tuple(columns), tuple(columns.values()), where)
         newline = require(obj, "newline", str, where)
         hashes, size_limit = parse_settings(obj, where)
-        spec = {"columns": kinds, "newline": newline, "hashes": hashes, "size_limit": size_limit}
-        return ShardInfo("json", samples, raw, zipped, compression, spec)
+        return {"columns": kinds, "newline": newline, "hashes": hashes, "size_limit": size_limit}
 
 
 class JSONEncoder(LineEncoder):

@@ -332,9 +332,10 @@ class TFRecordFormat(PackedFormat):
     packed = True
     settings = ("columns", "encodings", "raw")
 
-    def parse_more(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:  # noqa: ARG002
-        """See :class:`~stoker.formats.common.container.PackedFormat`: ``raw``, where records are a column's bytes."""
-        return {"raw": True} if obj.get("raw") is True else {}
+    def parse_spec(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """See :class:`~stoker.formats.format.Format`: that of MDS, and ``raw``, where records are a column's bytes."""
+        spec = super().parse_spec(obj, where)
+        return {**spec, "raw": True} if obj.get("raw") is True else spec
 
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :class:`~stoker.formats.common.container.PackedFormat`.
