@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,22 +106,33 @@ class ByteSourceFile(SeekableFile):
 class HeadView:
     """A source as a buffer of which heads are looked at, one after the other, and nothing is read but those.
 
-    What was looked at is kept, as far as it is short.
+    What was looked at is kept, as far as it is short. ``begin``, ``end``: of the part of the source that it shows.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: ByteSource, begin: int = 0, end: int | None = None) -> None:
         self._source = source
+        self._begin, self._size = begin, (source.size if end is None else end) - begin
         self._kept: dict[int, bytes] = {}
 
     def __len__(self) -> int:
-        return self._source.size
+        return self._size
 
-    def __getitem__(self, where: slice) -> bytes:
-        start, stop, _ = where.indices(self._source.size)
-        found = self._source.read(start, max(start, stop))
+    @overload
+    def __getitem__(self, where: int) -> int: ...
+    @overload
+    def __getitem__(self, where: slice) -> bytes: ...
+    def __getitem__(self, where: int | slice) -> int | bytes:
+        if isinstance(where, int):
+            return self[where : where + 1][0]
+        start, stop, _ = where.indices(self._size)
+        found = self._source.read(self._begin + start, self._begin + max(start, stop))
         if len(found) <= _KEPT:
             self._kept[start] = found
         return found
+
+    def part(self, begin: int, end: int) -> HeadView:
+        """A part of it, of which nothing is read."""
+        return HeadView(self._source, self._begin + begin, self._begin + end)
 
     def rows(self, offsets: Ids, width: int) -> NDArray[np.uint8]:
         """The bytes at offsets that were read before; shape ``(len(offsets), width)``."""

@@ -20,13 +20,14 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, Protocol, overload
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import MissingPackageError
 from stoker.formats.common.gather import address_of, gather_rows
+from stoker.formats.common.inspect_header import HeadView
 from stoker.integers import encode_varint
 from stoker.types import Array, Ids
 
@@ -89,14 +90,8 @@ _MOST_OF_ONE: Final = 16
 _FEW: Final = 32
 
 
-class Sliced(Protocol):
-    """The bytes of an Example, or what reads them as they are looked at."""
-
-    def __len__(self) -> int: ...
-    @overload
-    def __getitem__(self, at: int, /) -> int: ...
-    @overload
-    def __getitem__(self, at: slice, /) -> bytes: ...
+Sliced: TypeAlias = bytes | HeadView
+"""The bytes of an Example, or what reads them as they are looked at."""
 
 
 def split_example(data: Sliced) -> dict[bytes, tuple[int, int, int]]:

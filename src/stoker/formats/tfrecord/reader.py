@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, overload
+from typing import Any, Final
 
 import numpy as np
 
@@ -394,28 +394,9 @@ class TFRecordFormat(PackedFormat):
                 yield row, f"record {row} does not match its checksum"
 
 
-class _Glance:
-    """A record of which nothing is read but what is looked at."""
-
-    def __init__(self, data: HeadView, begin: int, end: int) -> None:
-        self._data, self._begin, self._end = data, begin, end
-
-    def __len__(self) -> int:
-        return self._end - self._begin
-
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-    @overload
-    def __getitem__(self, at: slice) -> bytes: ...
-    def __getitem__(self, at: int | slice) -> int | bytes:
-        if isinstance(at, slice):
-            start, stop, _ = at.indices(len(self))
-            return self._data[self._begin + start : self._begin + stop]
-        return self._data[self._begin + at : self._begin + at + 1][0]
-
-
 def _record_of(data: Buffer | HeadView, begin: int, end: int) -> Sliced:
-    return _Glance(data, begin, end) if isinstance(data, HeadView) and end - begin > _SMALL else data[begin:end]
+    """A record; of a large one nothing is read but what is looked at."""
+    return data.part(begin, end) if isinstance(data, HeadView) and end - begin > _SMALL else data[begin:end]
 
 
 def _features(records: Sequence[Sliced]) -> dict[str, str]:
