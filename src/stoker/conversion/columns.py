@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,12 @@ from stoker.conversion.schema import ColumnType, of_values
 from stoker.conversion.sinks import ShardSettings, encoding_for
 from stoker.conversion.source import ConversionSource, FileSource
 from stoker.conversion.task import items
-from stoker.conversion.values import ColumnPlan, Transform, adapted, apply, taken, without_nulls
+from stoker.conversion.values import ColumnPlan, Transform, adapted, apply, without_nulls
 from stoker.errors import ConfigError, EncodingError, SampleError
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.mds.encodings.base import UnfitValueError
 from stoker.formats.one_file import CLASS, LABEL
+from stoker.formats.unstacked import rows_of
 from stoker.reading.bad_samples import is_of_sample
 from stoker.types import Batch, Ids, Sample
 from stoker.writing.base import check_encoding
@@ -73,7 +75,8 @@ def plan_columns(
         ColumnPlan(name, name, types[name].encoding, readings[name], folder=opened.folder) for name in chosen
     )
     decoded = tuple(name for name in chosen if name in images) if decode else ()
-    outputs = _of_transform(opened, settings, inputs, columns, fill, transform, decoded, skip_bad)
+    trial = _Trial(opened.source, inputs, fill, transform, decoded, skip_bad)
+    outputs = _of_transform(trial, settings, columns)
     return inputs, outputs, decoded
 
 
@@ -124,18 +127,9 @@ def _image_columns(opened: OpenedSource, kind: str, chosen: Sequence[str], selec
     return names
 
 
-def _of_transform(
-    opened: OpenedSource,
-    settings: ShardSettings,
-    inputs: Sequence[ColumnPlan],
-    columns: Mapping[str, str],
-    fill: Mapping[str, Any],
-    transform: Transform,
-    decoded: Sequence[str],
-    skip_bad: bool,
-) -> tuple[ColumnPlan, ...]:
+def _of_transform(trial: _Trial, settings: ShardSettings, columns: Mapping[str, str]) -> tuple[ColumnPlan, ...]:
     """The columns of what the transform returns for the first samples."""
-    made = _first_made(opened, inputs, fill, transform, decoded, skip_bad=skip_bad)
+    made = trial.made()
     if not made:
         if not columns:
             raise ConfigError(
@@ -143,10 +137,10 @@ def _of_transform(
             )
         return tuple(ColumnPlan(name, name, encoding, chosen=True) for name, encoding in sorted(columns.items()))
     names = list(made[0])
-    for name in (*columns, *fill):
-        if name not in names and name not in (plan.name for plan in inputs):
+    before = {plan.name: plan.encoding for plan in trial.inputs}
+    for name in (*columns, *trial.fill):
+        if name not in names and name not in before:
             raise ConfigError(f"there is no column {name!r}: the transform returns {', '.join(map(repr, names))}")
-    before = {plan.name: plan.encoding for plan in inputs}
     plans = []
     for name in names:
         if name in columns:
@@ -154,7 +148,7 @@ def _of_transform(
             continue
         values = [sample[name] for sample in made if sample.get(name) is not None]
         same = before.get(name)
-        if same is not None and name not in decoded and _fits(same, values):
+        if same is not None and name not in trial.decoded and _fits(same, values):
             said = ColumnType(same)
         else:
             said = of_values(values, name)
@@ -163,68 +157,61 @@ def _of_transform(
     return tuple(plans)
 
 
-def _first_made(
-    opened: OpenedSource,
-    inputs: Sequence[ColumnPlan],
-    fill: Mapping[str, Any],
-    transform: Transform,
-    decoded: Sequence[str],
-    *,
-    skip_bad: bool,
-) -> list[Sample]:
-    failed: Exception | None = None
-    source = opened.source
-    for choice in (head, spread):
-        choices = (head, spread) if skip_bad else (choice,)
-        raw, shards, rows = tried_samples(source, [plan.source for plan in inputs], choices, skip_bad=skip_bad)
-        made: list[Sample] = []
-        for row in range(len(rows)) if skip_bad else (slice(None),):
-            at = np.arange(len(rows))[row].reshape(-1)
-            some = {name: taken(values, at) for name, values in raw.items()}
-            try:
-                _make(made, source, some, shards[at], rows[at], inputs, fill, transform, decoded)
-            except (SampleError, EncodingError) as error:
-                if not skip_bad or not (isinstance(error, EncodingError) or is_of_sample(error)):
-                    raise
-                failed = failed or error
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A transform, as it is tried on the first samples."""
+
+    source: ConversionSource
+    inputs: Sequence[ColumnPlan]
+    fill: Mapping[str, Any]
+    transform: Transform
+    decoded: Sequence[str]
+    skip_bad: bool
+
+    def made(self) -> list[Sample]:
+        """Some of the samples that it returns."""
+        failed: Exception | None = None
+        for choice in (head, spread):
+            choices = (head, spread) if self.skip_bad else (choice,)
+            names = [plan.source for plan in self.inputs]
+            raw, shards, rows = tried_samples(self.source, names, choices, skip_bad=self.skip_bad)
+            made: list[Sample] = []
+            for row in range(len(rows)) if self.skip_bad else (slice(None),):
+                at = np.arange(len(rows))[row].reshape(-1)
+                some = {name: rows_of(values, at) for name, values in raw.items()}
+                try:
+                    self._add(made, some, shards[at], rows[at])
+                except (SampleError, EncodingError) as error:
+                    if not self.skip_bad or not (isinstance(error, EncodingError) or is_of_sample(error)):
+                        raise
+                    failed = failed or error
+                if len(made) >= _ENOUGH:
+                    break
+            if made:
+                return made
+        if failed is not None:
+            raise failed
+        return []
+
+    def _add(self, made: list[Sample], raw: Batch, shards: Ids, rows: Ids) -> None:
+        """Add what the transform makes of samples, until there are enough."""
+
+        def where(row: int) -> str:
+            return self.source.where(int(shards[row]), int(rows[row]))
+
+        def failed(row: int, error: Exception) -> None:  # noqa: ARG001 - as a task has it
+            raise error
+
+        try:
+            batch = {plan.name: adapted(raw[plan.source], plan) for plan in self.inputs}
+        except UnfitValueError as error:
+            raise EncodingError(f"{where(error.row or 0)}: column {error.column!r}: {error}") from error
+        batch, _ = without_nulls(batch, self.fill, drop=False, allowed=batch)
+        values = items(batch, self.decoded, where, failed)
+        for number, row in enumerate(zip(*values.values(), strict=True)):
+            made += apply(self.transform, dict(zip(values, row, strict=True)), partial(where, number))
             if len(made) >= _ENOUGH:
-                break
-        if made:
-            return made
-    if failed is not None:
-        raise failed
-    return []
-
-
-def _make(
-    made: list[Sample],
-    source: ConversionSource,
-    raw: Batch,
-    shards: Ids,
-    rows: Ids,
-    inputs: Sequence[ColumnPlan],
-    fill: Mapping[str, Any],
-    transform: Transform,
-    decoded: Sequence[str],
-) -> None:
-    """Add what a transform makes of samples, until there are enough."""
-
-    def where(row: int) -> str:
-        return source.where(int(shards[row]), int(rows[row]))
-
-    def failed(row: int, error: Exception) -> None:  # noqa: ARG001 - as a task has it
-        raise error
-
-    try:
-        batch = {plan.name: adapted(raw[plan.source], plan) for plan in inputs}
-    except UnfitValueError as error:
-        raise EncodingError(f"{where(error.row or 0)}: column {error.column!r}: {error}") from error
-    batch, _ = without_nulls(batch, fill, drop=False, allowed=batch)
-    values = items(batch, decoded, where, failed)
-    for number, row in enumerate(zip(*values.values(), strict=True)):
-        made += apply(transform, dict(zip(values, row, strict=True)), partial(where, number))
-        if len(made) >= _ENOUGH:
-            return
+                return
 
 
 def _fits(encoding: str, values: Sequence[Any]) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from stoker.concurrency.shared.counters import Counts
 from stoker.conversion.job import ConversionJob, dataset_store, put_note
 from stoker.conversion.sinks import SampleSink
-from stoker.conversion.values import ColumnPlan, adapted, apply, taken, without_nulls
+from stoker.conversion.values import ColumnPlan, adapted, apply, without_nulls
 from stoker.errors import (
     DecodeError,
     EncodingError,
@@ -24,6 +24,7 @@ from stoker.errors import (
 )
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.mds.encodings.base import UnfitValueError
+from stoker.formats.unstacked import rows_of
 from stoker.reading.bad_samples import BadSampleLog, as_dict, is_of_sample
 from stoker.types import Batch, Column, Ids, Sample
 
@@ -265,7 +266,7 @@ def _some(batch: Batch, at: Ids) -> Batch:
     """Some of the samples of a batch, in order."""
     if len(at) == len(next(iter(batch.values()))):
         return batch
-    return {name: taken(values, at) for name, values in batch.items()}
+    return {name: rows_of(values, at) for name, values in batch.items()}
 
 
 def _adapted(values: Any, plan: ColumnPlan) -> Any:

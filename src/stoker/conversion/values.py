@@ -20,6 +20,7 @@ from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.mds.encodings.base import UnfitValueError, describe
 from stoker.formats.one_file import SIGNATURES
 from stoker.formats.parquet.columns import list_dtype
+from stoker.formats.unstacked import rows_of
 from stoker.lazy import named_object
 from stoker.storage.files.regular import read_regular
 from stoker.streams.compare import null_mask
@@ -151,7 +152,7 @@ def without_nulls(
     if kept is None:
         return made, None
     rows = np.flatnonzero(kept)
-    return {name: taken(values, rows) for name, values in made.items()}, rows
+    return {name: rows_of(values, rows) for name, values in made.items()}, rows
 
 
 def _filled(values: Column, missing: Array, value: Any, name: str) -> Column:
@@ -164,11 +165,6 @@ def _filled(values: Column, missing: Array, value: Any, name: str) -> Column:
         told = f"fill={{{name!r}: {value!r}}}: the column holds {values.dtype}, and can not hold this value: {error}"
         raise UnfitValueError(told, row=int(missing.argmax()), column=name) from None
     return filled
-
-
-def taken(values: Column, rows: Array) -> Column:
-    """The values of some rows."""
-    return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows.tolist()]
 
 
 def _each(values: Column, plan: ColumnPlan, make: Callable[[Any], Any]) -> list[Any]:
