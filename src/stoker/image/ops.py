@@ -10,6 +10,7 @@ import numpy as np
 
 from stoker.arguments import checked, must_be
 from stoker.errors import ConfigError, import_option
+from stoker.image.picture import pillow
 from stoker.image.steps import Layout
 from stoker.types import Array, Sample
 
@@ -66,7 +67,7 @@ class ColorJitter:
                 "after a step that decodes with mode='RGB', layout='HWC'"
             )
         enhance = import_option("PIL.ImageEnhance", "pictures need Pillow", "stoker[images]")
-        image = import_option("PIL.Image", "pictures need Pillow", "stoker[images]").fromarray(pixels)
+        image = pillow().fromarray(pixels)
         kinds = (
             (enhance.Brightness, self.brightness),
             (enhance.Contrast, self.contrast),

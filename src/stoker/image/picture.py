@@ -6,7 +6,8 @@ must give the same pixels. simplejpeg and Pillow both contain libjpeg-turbo, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from io import BytesIO
 from typing import Any, Final, Literal, TypeAlias
@@ -145,7 +146,8 @@ def _simplejpeg(decoder: Decoder) -> Any:
         return None
 
 
-def _pillow() -> Any:
+def pillow() -> Any:
+    """``PIL.Image``."""
     return import_option("PIL.Image", "pictures need Pillow", "stoker[images]")
 
 
@@ -156,8 +158,8 @@ def _of_pixels(pixels: Array, mode: Mode) -> Picture:
         raise ImageError(f"{kind} is empty")
     if pixels.ndim == 3 and pixels.shape[2] == CHANNELS[mode]:
         return Picture(pixels.shape[:2], 1, lambda _: pixels, kind, shrinks=False)
-    with _Damage(kind):
-        image = _pillow().fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
+    with _damage(kind):
+        image = pillow().fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
     return _opened_by_pillow(image, mode, kind)
 
 
@@ -206,13 +208,13 @@ def _opened_by_pillow(source: Any, mode: Mode, kind: str, *, turned: bool = True
     image = _open(source, kind)
     if image.format == "TIFF":  # which Pillow turns as it loads it, and then tells no orientation
         _check_size(image.height, image.width, kind)
-        with _Damage(kind):
+        with _damage(kind):
             image.load()
     jpeg = image.format == "JPEG" and source is not image
     orientation = _orientation(image, kind) if turned else 1
 
     def read(shrink: int) -> Array:
-        with _Damage(kind):
+        with _damage(kind):
             again = image
             if jpeg:  # which Pillow decodes at a size once
                 source.seek(0)
@@ -231,31 +233,30 @@ def _is_ycbcr(image: Any) -> bool:
 
 
 def _open(source: Any, kind: str) -> Any:
-    pillow = _pillow()
-    if isinstance(source, pillow.Image):
+    pil = pillow()
+    if isinstance(source, pil.Image):
         return source
-    with _Damage(kind):
+    with _damage(kind):
         try:
             return open_image(source)
-        except pillow.DecompressionBombError as error:
+        except pil.DecompressionBombError as error:
             raise ImageError(f"{kind}: {error}") from error
-        except pillow.UnidentifiedImageError as error:
+        except pil.UnidentifiedImageError as error:
             unknown = f"{kind}: Pillow does not know it, or its header is damaged"
             raise ImageError(unknown if kind != _EMPTY else f"{kind}, which is not a picture") from error
 
 
 def _orientation(image: Any, kind: str) -> int:
-    with _Damage(kind):
+    with _damage(kind):
         found = image.getexif().get(_ORIENTATION_TAG, 1)
     return found if found in _TURNED else 1
 
 
 def _converted(image: Any, mode: Mode) -> Array:
     """The pixels of an image, uint8, of a mode."""
-    pillow = _pillow()
     image.load()
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
-        image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image = pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
         raise ImageError(
             f"an image of mode {image.mode!r} has values of 32 bits, of which the range is not known: convert it in a map()"
@@ -268,18 +269,15 @@ def _converted(image: Any, mode: Mode) -> Array:
     return pixels.reshape(image.height, image.width, CHANNELS[mode])
 
 
-class _Damage:
-    """Makes one error of all that Pillow raises for damaged pictures, which may be nearly anything."""
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, StokerError | MemoryError | ImportError):
-            raise ImageError(f"{self._kind} does not decode: {type(error).__name__}: {error}") from error
+@contextmanager
+def _damage(kind: str) -> Iterator[None]:
+    """Make one error of all that Pillow raises for damaged pictures, which may be nearly anything."""
+    try:
+        yield
+    except (StokerError, MemoryError, ImportError):
+        raise
+    except Exception as error:
+        raise ImageError(f"{kind} does not decode: {type(error).__name__}: {error}") from error
 
 
 def _pillow_image(data: Any) -> Any | None:

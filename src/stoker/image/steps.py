@@ -12,7 +12,7 @@ import numpy as np
 from stoker.arguments import checked, must_be
 from stoker.errors import ConfigError, ImageError, import_option
 from stoker.image.batch_rows import new_row
-from stoker.image.picture import CHANNELS, SHRINKS, Decoder, Mode, Picture, open_picture
+from stoker.image.picture import CHANNELS, SHRINKS, Decoder, Mode, Picture, open_picture, pillow
 from stoker.types import Array, Sample
 
 Resample: TypeAlias = Literal["bilinear", "antialias"]
@@ -80,17 +80,11 @@ def _resize_by_pillow(pixels: Array, box: Box, out: Array, *, flip: bool, quick:
     height, width = out.shape[:2]
     edges = (box.x, box.y, min(box.x + box.width, pixels.shape[1]), min(box.y + box.height, pixels.shape[0]))
     # With a gap, whole factors are averaged first, and twice the size is left for the rest.
-    made = _image_of(pixels).resize(
-        (width, height), Image.Resampling.BILINEAR, box=edges, reducing_gap=2.0 if quick else None
-    )
+    image = pillow().fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
+    made = image.resize((width, height), Image.Resampling.BILINEAR, box=edges, reducing_gap=2.0 if quick else None)
     if flip:
         made = made.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     out[...] = np.asarray(made).reshape(out.shape)
-
-
-def _image_of(pixels: Array) -> Any:
-    image = import_option("PIL.Image", "pictures need Pillow", "stoker[images]")
-    return image.fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
 
 
 @lru_cache
