@@ -22,7 +22,6 @@ from stoker.formats.common.container import (
     PackedFormat,
     PackedShard,
     fixed_kind,
-    flatten,
     read_gathered,
     read_offsets,
 )
@@ -360,7 +359,8 @@ class ArrowEncoder(PackedEncoder):
             if encoding.size is not None:
                 columns.append(_fixed_column(pa, encoding, arrays[name]))
                 continue
-            values, offsets = flatten(body, slices[name])
+            values = b"".join(slices[name].cut(body))
+            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(slices[name].lengths)])
             kind = pa.large_string() if encoding.name in TEXTS else pa.large_binary()
             buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
             columns.append(pa.Array.from_buffers(kind, len(ends), buffers))

@@ -100,9 +100,9 @@ def decoder_of(leaf: str) -> Decode:
     if kind in ("no_header_numpy", "no_header_tensor"):
         return partial(_flat, dtype_of(leaf))
     if kind == "numpy":
-        return _numpy
+        return partial(_shaped, _NUMPY, "<")
     if kind == "tensor":
-        return _tensor
+        return partial(_shaped, _TORCH, ">")
     if kind == "json":
         return _nested
     if kind == "pickle":
@@ -127,17 +127,9 @@ def _flat(name: str, data: bytes) -> Array:
     return np.frombuffer(data, np.dtype(name).newbyteorder("<")).copy()
 
 
-def _numpy(data: bytes) -> Array:
-    kind, rank = struct.unpack_from("<2I", data)
-    return _shaped(_NUMPY, kind, rank, "<", data)
-
-
-def _tensor(data: bytes) -> Array:
-    kind, rank = struct.unpack_from(">2I", data)
-    return _shaped(_TORCH, kind, rank, ">", data)
-
-
-def _shaped(names: tuple[str, ...], kind: int, rank: int, order: str, data: bytes) -> Array:
+def _shaped(names: tuple[str, ...], order: str, data: bytes) -> Array:
+    """An array behind its data type, one of these, and its shape, in this order of bytes."""
+    kind, rank = struct.unpack_from(f"{order}2I", data)
     if kind >= len(names) or rank > 32 or len(data) < 8 + 4 * rank:
         raise ValueError(f"an array of data type {kind} with {rank} dimensions in {len(data)} bytes")
     shape = struct.unpack_from(f"{order}{rank}I", data, 8)

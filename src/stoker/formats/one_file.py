@@ -15,6 +15,7 @@ import numpy as np
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import check_rows, decode_values, refuse, wanted_columns
+from stoker.formats.common.entries import column_words
 from stoker.formats.format import Format
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.media.source import HANDLED, MEDIA, BytesInMemory, MediaSource, StoredFile
@@ -84,9 +85,8 @@ class FileKind:
     @classmethod
     def of(cls, name: str, spec: Mapping[str, Any], options: ReadOptions) -> FileKind:
         """The kind by a shard's description."""
-        columns = tuple(spec["columns"] if "columns" in spec else spec["column_names"])
-        kinds = spec["columns"].values() if "columns" in spec else spec["column_encodings"]
-        return cls(name, spec, options, columns, (name, columns, tuple(kinds)))
+        words = column_words(spec)
+        return cls(name, spec, options, tuple(words), (name, tuple(words), tuple(words.values())))
 
 
 class FileShard:
@@ -232,28 +232,29 @@ class FileFormat(Format):
         return _read(shards, which, rows, columns)
 
 
-class JPEGFormat(FileFormat):
+class _ImageFormat(FileFormat):
+    """Base of the formats of images."""
+
+    shard = "a file, which is a sample; its folder is its class"
+    views = ""
+    extra = "images"
+    settings = ("decode",)
+
+
+class JPEGFormat(_ImageFormat):
     """JPEG files."""
 
     name = "jpeg"
     aliases = ("jpg",)
-    shard = "a file, which is a sample; its folder is its class"
     magic = (SIGNATURES["jpeg"],)
-    views = ""
-    extra = "images"
-    settings = ("decode",)
     suffixes = SUFFIXES["jpeg"]
 
 
-class PNGFormat(FileFormat):
+class PNGFormat(_ImageFormat):
     """PNG files."""
 
     name = "png"
-    shard = "a file, which is a sample; its folder is its class"
     magic = (SIGNATURES["png"],)
-    views = ""
-    extra = "images"
-    settings = ("decode",)
     suffixes = SUFFIXES["png"]
 
     def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
@@ -270,14 +271,11 @@ class PNGFormat(FileFormat):
             at = end
 
 
-class ImagesFormat(FileFormat):
+class ImagesFormat(_ImageFormat):
     """JPEG and PNG files; the first bytes of each say which it is."""
 
     name = IMAGES
     shard = "a JPEG or PNG file, which is a sample; its folder is its class"
-    views = ""
-    extra = "images"
-    settings = ("decode",)
     suffixes = (*SUFFIXES["jpeg"], *SUFFIXES["png"])
 
 

@@ -19,7 +19,7 @@ from stoker.catalog.unindexed.files_location import dataset_url, source_of
 from stoker.catalog.unindexed.find_files import as_file
 from stoker.catalog.unindexed.open_files import unindexed_format
 from stoker.errors import ConfigError
-from stoker.formats.base import ShardInfo
+from stoker.formats.common.entries import column_words
 from stoker.formats.lance import NAME as LANCE
 from stoker.formats.registry import format_name
 from stoker.index.index import Index, load_index
@@ -173,13 +173,7 @@ def _indexed(store: Store, index: Index, files: FileReader, samples: int) -> Dat
 
 def _column(index: Index, name: str) -> ColumnFacts:
     """A column by the first shard's entry, as shards of one dataset nearly always agree."""
-    kinds = list(dict.fromkeys(_kind(info, name) for info in {id(one.spec): one for one in index.shards}.values()))
+    specs = {id(one.spec): one.spec for one in index.shards}.values()
+    kinds = list(dict.fromkeys(str(column_words(spec)[name]) for spec in specs))
     shape = shape_of(kinds[0]) if len(kinds) == 1 else None
     return ColumnFacts(name, " or ".join(kinds), shape)
-
-
-def _kind(info: ShardInfo, name: str) -> str:
-    spec = info.spec
-    if "column_names" in spec:
-        return str(spec["column_encodings"][spec["column_names"].index(name)])
-    return str(spec["columns"][name])

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
@@ -54,6 +53,11 @@ class Slices:
 
     begins: Ids
     lengths: Ids
+
+    def cut(self, body: memoryview) -> list[memoryview]:
+        """Views of the values."""
+        bounds = zip(self.begins.tolist(), (self.begins + self.lengths).tolist(), strict=True)
+        return [body[begin:end] for begin, end in bounds]
 
 
 class PackedEncoder(MDSEncoder):
@@ -150,14 +154,6 @@ def fixed_kind(encoding: Encoding) -> tuple[np.dtype[Any], tuple[int, ...]]:
         if count * dtype.itemsize == encoding.size:
             return dtype, shape
     return np.dtype(np.uint8), (encoding.size,)  # an encoding of someone's own: its bytes
-
-
-def flatten(body: memoryview, slices: Slices) -> tuple[NDArray[np.uint8], Ids]:
-    """A column's values end to end, and where each begins, with the end of the last: int64, shape ``(n + 1,)``."""
-    offsets = np.zeros(len(slices.lengths) + 1, np.int64)
-    np.cumsum(slices.lengths, out=offsets[1:])
-    pairs = zip(slices.begins.tolist(), (slices.begins + slices.lengths).tolist(), strict=True)
-    return np.frombuffer(b"".join([body[begin:end] for begin, end in pairs]), np.uint8), offsets
 
 
 def read_gathered(

@@ -88,6 +88,13 @@ def column_names(info: ShardInfo) -> tuple[str, ...]:
     return tuple(info.spec["columns"] if "columns" in info.spec else info.spec["column_names"])
 
 
+def column_words(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Names of a shard's columns, in its order, and the words that its spec has for their types."""
+    if "columns" in spec:
+        return dict(spec["columns"])
+    return dict(zip(spec["column_names"], spec["column_encodings"], strict=True))
+
+
 def _file(info: FileInfo) -> dict[str, Any]:
     return {"basename": info.basename, "bytes": info.bytes, "hashes": info.hashes}
 
@@ -140,12 +147,8 @@ class ColumnKind:
 
 def column_kinds(info: ShardInfo) -> dict[str, ColumnKind]:
     """A shard's columns and what they hold, in its order."""
-    spec = info.spec
-    if "columns" in spec:
-        words: Mapping[str, str] = {**spec["columns"], **spec.get("encodings", {})}
-    else:
-        words = dict(zip(spec["column_names"], spec["column_encodings"], strict=True))
-    return {name: _kind(info.format, str(words[name])) for name in column_names(info)}
+    words, encodings = column_words(info.spec), info.spec.get("encodings", {})
+    return {name: _kind(info.format, str(encodings.get(name, word))) for name, word in words.items()}
 
 
 def may_hold_images(info: ShardInfo, columns: Sequence[str] | None) -> bool:

@@ -102,16 +102,13 @@ class TarEncoder(PackedEncoder):
         out: NDArray[np.uint8] = np.zeros(total, np.uint8)
         view = out.data
         at = np.concatenate([np.zeros(1, np.int64), bounds[:-1]]) if count else bounds
-        begins, lengths = slices[KEY].begins, slices[KEY].lengths
-        keys = [bytes(body[a:b]) for a, b in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
+        keys = list(map(bytes, slices[KEY].cut(body)))
         for name in self._extensions:
             values, source = slices[name], digits[name][0] if name in digits else body
             heads = member_headers(keys, name.encode(), values.lengths)
             out[at[:, None] + np.arange(_BLOCK)] = heads
-            starts = (at + _BLOCK).tolist()
-            members = zip(starts, values.begins.tolist(), values.lengths.tolist(), strict=True)
-            for start, begin, length in members:
-                view[start : start + length] = source[begin : begin + length]
+            for start, value in zip((at + _BLOCK).tolist(), values.cut(source), strict=True):
+                view[start : start + len(value)] = value
             at = at + spans[name]
         if count:
             bounds[-1] = total

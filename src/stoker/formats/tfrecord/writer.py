@@ -57,9 +57,7 @@ class TFRecordEncoder(PackedEncoder):
         slices = self.slices(body, ends)
         parts: list[Iterable[bytes | memoryview]] = []
         for name, encoding in self.encodings.items():
-            begins = slices[name].begins
-            bounds = zip(begins.tolist(), (begins + slices[name].lengths).tolist(), strict=True)
-            values: list[bytes | memoryview] = [body[a:b] for a, b in bounds]
+            values: list[bytes | memoryview] = [*slices[name].cut(body)]
             if not self._raw:
                 convert = _value_encoder(encoding)
                 values = [convert(value) for value in values]
