@@ -201,16 +201,7 @@ class ShardPool:
 
     def _begin_objects(self, cache: ShardCache, shards: list[int]) -> None:
         """Have small objects of a store fetched by as many threads, and opened by one. The lock is held."""
-        group = ObjectGroup(
-            shards,
-            self.index.shards,
-            cache,
-            self.options,
-            self.counts,
-            load=lambda shard, repeated: self._load(shard, demanded=False, repeated=repeated),
-            may_hold=self._may_hold,
-            at_once=lambda: self.width.value,
-        )
+        group = ObjectGroup(self, cache, shards)
         future = self._threads.submit_each(range(len(shards)), group.fetch, partial(self._objects_loaded, group))
         self._coming.update(dict.fromkeys(shards, future))
 
@@ -239,7 +230,7 @@ class ShardPool:
             if shard in found:
                 continue
             try:
-                loaded = self._load(shard, demanded=False)
+                loaded = load_shard(self, shard, demanded=False)
                 found[shard] = None if loaded is None else self._keep([loaded], demanded=False)[0]
             except Exception as error:  # noqa: BLE001 - raised where the shard is asked for
                 found[shard] = error
@@ -369,7 +360,7 @@ class ShardPool:
         """Load a shard that nobody loads yet, for all threads that want it: each shard is opened once."""
         reader = self._open_small((shard,)).get(shard)
         if reader is None:
-            loaded = self._load(shard, demanded=True)
+            loaded = load_shard(self, shard, demanded=True)
             assert loaded is not None
             reader = self._keep([loaded], demanded=True)[0]
         self._arrived(shard, mine)
@@ -410,26 +401,11 @@ class ShardPool:
                 self._open.trim(self.most_open, loaded[-1].shard, len(loaded))
         return readers
 
-    def _may_hold(self) -> bool:
-        """Whether one more small shard is held as it was fetched."""
+    def may_hold(self) -> bool:
+        """Whether one more small shard that is fetched may be held as it came, and not mapped in the cache on disk."""
         return self._open.held < small_shards_held(self.width.sharers)
 
-    def _load(self, shard: int, *, demanded: bool, repeated: bool = False) -> Loaded | None:
-        return load_shard(
-            shard,
-            self.index.shards[shard],
-            self.cache_of(shard),
-            self.options,
-            self.counts,
-            self.width,
-            demanded=demanded,
-            repeated=repeated,
-            may_hold=self._may_hold,
-            reads_cut=self.reads_cut,
-            make_room=self._make_room,
-        )
-
-    def _make_room(self, cache: ShardCache) -> None:
+    def make_room(self, cache: ShardCache) -> None:
         """Close open shards of a cache that are not needed soon: while they are open, they can not be evicted."""
         with self._lock:
             for number in list(self._open.readers):

@@ -17,6 +17,7 @@ from stoker import Stream, StreamingDataset
 from stoker.cache import small_files as cache_files
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.concurrency.request_observer import ServedBy, observe
+from stoker.reading import shard_pool
 from stoker.reading.opening import small_files
 from stoker.reading.opening.small_files import AheadWindow
 from stoker.reading.samples import read_samples
@@ -119,12 +120,11 @@ def test_more_than_fits_may_be_asked_for_at_once(tmp_path: Path) -> None:
 def test_files_of_several_streams_are_read_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     roots = [lay(tmp_path / name, 40, 8) for name in ("one", "two")]
     dataset = StreamingDataset(streams=[Stream(root, format="files") for root in roots], shuffle=True, batch_size=8)
-    pool = dataset.epoch_reader.pool
 
     def alone(*_: Any, **__: Any) -> Any:
         raise AssertionError("opened alone")
 
-    monkeypatch.setattr(pool, "_load", alone)
+    monkeypatch.setattr(shard_pool, "load_shard", alone)
     found = sorted(data for batch in dataset.batches() for data in batch["data"])
     assert found == sorted(path.read_bytes() for root in roots for path in root.rglob("*.bin"))
     dataset.close()

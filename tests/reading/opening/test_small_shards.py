@@ -16,6 +16,8 @@ import pytest
 
 from stoker import Stream, StreamingDataset
 from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError, StokerError
+from stoker.reading import shard_pool
+from stoker.reading.opening.load_shard import load_shard
 from stoker.reading.samples import read_samples
 from support import write_columns
 
@@ -154,13 +156,12 @@ def test_small_shards_of_several_streams_are_opened_many_at_a_time(
     pool = dataset.epoch_reader.pool
     mixed = [shard for pair in zip(range(SHARDS), range(SHARDS, 2 * SHARDS), strict=True) for shard in pair]
     alone: list[int] = []
-    load = pool._load
 
-    def load_alone(shard: int, *, demanded: bool) -> Any:
+    def load_alone(pool: Any, shard: int, *, demanded: bool) -> Any:
         alone.append(shard)
-        return load(shard, demanded=demanded)
+        return load_shard(pool, shard, demanded=demanded)
 
-    monkeypatch.setattr(pool, "_load", load_alone)
+    monkeypatch.setattr(shard_pool, "load_shard", load_alone)
     pool.expect(mixed)
     pool.prefetch(mixed)
     for shard in mixed:

@@ -6,8 +6,8 @@ import logging
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from stoker.cache.base import ShardCache
 from stoker.concurrency.shared.counters import Count, Counts
@@ -16,10 +16,26 @@ from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundE
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.format import Format
 from stoker.formats.registry import get_format
+from stoker.index.concat_index import ConcatIndex
+from stoker.index.index import Index
 from stoker.policy import most_maps
 from stoker.reading.fetch_width import FetchWidth
 from stoker.storage.files.mapped import MappedFile, check_mapped
 from stoker.types import Buffer
+
+
+class LoadingPool(Protocol):
+    """The pool of a shard that is loaded, as far as it decides how: a :class:`~stoker.reading.shard_pool.ShardPool`."""
+
+    index: Index | ConcatIndex
+    options: ReadOptions
+    counts: Counts
+    width: FetchWidth
+    reads_cut: bool
+
+    def cache_of(self, shard: int) -> ShardCache: ...
+    def may_hold(self) -> bool: ...
+    def make_room(self, cache: ShardCache) -> None: ...
 
 
 class Loaded(NamedTuple):
@@ -89,20 +105,7 @@ def open_files(
 logger = logging.getLogger(__name__)
 
 
-def load_shard(
-    shard: int,
-    info: ShardInfo,
-    cache: ShardCache,
-    options: ReadOptions,
-    counts: Counts,
-    width: FetchWidth,
-    *,
-    demanded: bool,
-    repeated: bool,
-    may_hold: Callable[[], bool],
-    reads_cut: bool,
-    make_room: Callable[[ShardCache], None],
-) -> Loaded | None:
+def load_shard(pool: LoadingPool, shard: int, *, demanded: bool, repeated: bool = False) -> Loaded | None:
     """Open a shard, fetched first if need be. ``None`` where nobody demands it, and it is not to be had now.
 
     StokerError if it can not be fetched, or is corrupt twice over.
@@ -110,21 +113,19 @@ def load_shard(
     Args:
         demanded: whether somebody waits for it; otherwise it is read ahead.
         repeated: whether it came once, and was corrupt: then it is not fetched again.
-        may_hold: says whether a small one that is fetched may be held as it came, and not mapped in the cache on disk.
-        reads_cut: whether it is opened where a local file of it ends too early.
-        make_room: closes open shards of a cache, which it can not evict.
     """
+    info, cache = pool.index.shards[shard], pool.cache_of(shard)
     far = cache.store is not None
-    is_small = far and cache.is_small(info) and (not cache.keeps or may_hold())
+    is_small = far and cache.is_small(info) and (not cache.keeps or pool.may_hold())
     begun, work = (time.perf_counter(), time.thread_time()) if far else (0.0, 0.0)
     for attempt in (2,) if repeated else (1, 2):
         files = cache.open(info)
-        may_be_cut = files is None and reads_cut
+        may_be_cut = files is None and pool.reads_cut
         if may_be_cut:
             files = cache.open_cut(info)
         fetched = files is None
         if files is None:
-            files = _fetched_files(info, cache, width, is_small=is_small, demanded=demanded, make_room=make_room)
+            files = _fetched_files(pool, info, cache, is_small=is_small, demanded=demanded)
             if files is None:
                 return None
         elif not demanded:
@@ -137,7 +138,7 @@ def load_shard(
                 for file in files:
                     if isinstance(file, MappedFile):
                         file.await_headers(first=form.single)
-            opened = open_files(form, info, files, where, options, cut=may_be_cut and not fetched)
+            opened = open_files(form, info, files, where, pool.options, cut=may_be_cut and not fetched)
             if not demanded:
                 form.read_ahead(opened)
             took = (time.perf_counter() - begun, time.thread_time() - work) if fetched and far else (0.0, 0.0)
@@ -149,27 +150,21 @@ def load_shard(
             del files
             if attempt == 2 or not cache.discard(info):
                 raise
-            counts.add(Count.RETRIES, 1)
+            pool.counts.add(Count.RETRIES, 1)
             logger.warning("%s; fetching it again", error)
     raise AssertionError("unreachable")
 
 
 def _fetched_files(
-    info: ShardInfo,
-    cache: ShardCache,
-    width: FetchWidth,
-    *,
-    is_small: bool,
-    demanded: bool,
-    make_room: Callable[[ShardCache], None],
+    pool: LoadingPool, info: ShardInfo, cache: ShardCache, *, is_small: bool, demanded: bool
 ) -> list[Buffer] | None:
     """The files of a shard that the cache has not; ``None`` where nobody demands it, and it is not to be had now."""
     with cache.held(info):
         for _ in range(100):  # another program may remove it, or an evictor that saw it before it was held
-            with span(Stage.FETCH, info.size, width.value):
+            with span(Stage.FETCH, info.size, pool.width.value):
                 if is_small and (small := cache.fetch_small(info)) is not None:
                     return [small]
-                if not _fetch(info, cache, demanded=demanded, make_room=make_room):
+                if not _fetch(pool, info, cache, demanded=demanded):
                     return None
             files = cache.open(info)
             if files is not None:
@@ -179,11 +174,11 @@ def _fetched_files(
     )
 
 
-def _fetch(info: ShardInfo, cache: ShardCache, *, demanded: bool, make_room: Callable[[ShardCache], None]) -> bool:
+def _fetch(pool: LoadingPool, info: ShardInfo, cache: ShardCache, *, demanded: bool) -> bool:
     if demanded and cache.settings.limit is not None:
         if cache.fetch(info, if_full="evict"):
             return True
-        make_room(cache)
+        pool.make_room(cache)
     return cache.fetch(info, wait=demanded, if_full="exceed" if demanded else "evict")
 
 

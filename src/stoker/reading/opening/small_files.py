@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from stoker.cache.base import ShardCache
 from stoker.cache.small_files import SmallFileReader, small_bytes
-from stoker.concurrency.shared.counters import Count, Counts
+from stoker.concurrency.shared.counters import Count
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import CorruptDataError, DatasetChangedError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
@@ -37,7 +37,7 @@ from stoker.policy import (
     SMALL_OBJECT,
     small_files_open,
 )
-from stoker.reading.opening.load_shard import Loaded, open_files
+from stoker.reading.opening.load_shard import Loaded, LoadingPool, load_shard, open_files
 from stoker.storage.types import Arrival
 from stoker.types import Buffer
 
@@ -55,31 +55,11 @@ _Requested: TypeAlias = tuple[Arrival | Exception, float, float]
 
 
 class ObjectGroup:
-    """Shards of one cache that are small objects of its store, and are loaded together.
+    """Shards of one cache of a pool that are small objects of its store, and are loaded together."""
 
-    Args:
-        table: descriptions of all shards, by number.
-        cache: where they are to be.
-        counts: where repeated fetches are counted.
-        load: loads a shard alone, which the cache has, or others are fetching. If ``True``, it came once, and was corrupt.
-        may_hold: whether what was fetched is held as it came, and not mapped in the cache on disk.
-        at_once: how many are fetched at once, for traces.
-    """
-
-    def __init__(
-        self,
-        shards: Sequence[int],
-        table: Sequence[ShardInfo],
-        cache: ShardCache,
-        options: ReadOptions,
-        counts: Counts,
-        load: Callable[[int, bool], Loaded | None],
-        may_hold: Callable[[], bool],
-        at_once: Callable[[], int],
-    ) -> None:
+    def __init__(self, pool: LoadingPool, cache: ShardCache, shards: Sequence[int]) -> None:
         self.shards = shards
-        self._table, self._cache, self._options, self._counts = table, cache, options, counts
-        self._load, self._may_hold, self._at_once = load, may_hold, at_once
+        self._pool, self._cache = pool, cache
         self._lock = threading.Lock()
         self._infos: list[ShardInfo] = []
         self._claimed: Sequence[bool] | Exception | None = None
@@ -88,7 +68,7 @@ class ObjectGroup:
         """Whether each shard is to be requested: claimed for all of them by the first thread, when its turn has come."""
         with self._lock:
             if self._claimed is None:
-                self._infos = infos = [self._table[shard] for shard in self.shards]
+                self._infos = infos = [self._pool.index.shards[shard] for shard in self.shards]
                 small = [self._cache.is_small(info) for info in infos]
                 try:
                     mine = iter(self._cache.claim_small([info for info, one in zip(infos, small, strict=True) if one]))
@@ -108,7 +88,7 @@ class ObjectGroup:
             return number, self._load_alone(self.shards[number])
         begun, work = time.perf_counter(), time.thread_time()
         info = self._infos[number]
-        with span(Stage.FETCH, info.raw[0].bytes, self._at_once()):
+        with span(Stage.FETCH, info.raw[0].bytes, self._pool.width.value):
             answer = self._cache.try_request(info)
         return number, (answer, time.perf_counter() - begun, time.thread_time() - work)
 
@@ -142,16 +122,16 @@ class ObjectGroup:
 
     def _opened(self, shard: int, info: ShardInfo, data: Buffer, seconds: float, work: float) -> Outcome:
         cache = self._cache
-        if cache.keeps and not self._may_hold():
+        if cache.keeps and not self._pool.may_hold():
             return self._load_alone(shard)
         form = get_format(info.format)
         try:
-            reader = open_files(form, info, [data], cache.describe(info), self._options)
+            reader = open_files(form, info, [data], cache.describe(info), self._pool.options)
             form.read_ahead(reader)
         except CorruptDataError as error:
             if isinstance(error, DatasetChangedError) or not cache.discard(info):
                 return error
-            self._counts.add(Count.RETRIES, 1)
+            self._pool.counts.add(Count.RETRIES, 1)
             logger.warning("%s; fetching it again", error)
             return self._load_alone(shard, repeated=True)
         except Exception as error:  # noqa: BLE001 - raised where the shard is asked for
@@ -160,7 +140,7 @@ class ObjectGroup:
 
     def _load_alone(self, shard: int, *, repeated: bool = False) -> Outcome:
         try:
-            return self._load(shard, repeated)
+            return load_shard(self._pool, shard, demanded=False, repeated=repeated)
         except Exception as error:  # noqa: BLE001 - raised where the shard is asked for
             return error
 
