@@ -15,7 +15,7 @@ from stoker.cache.range_fetch import check_whole, request_whole
 from stoker.cache.small_files import SmallFileReader
 from stoker.concurrency.shared.counters import Count, Counts
 from stoker.concurrency.spans.recorder import Stage, span
-from stoker.digests import fastest_hash, hash_hex
+from stoker.digests import fastest_hash, hash_hex, new_hash
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StorageError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.index.version import VersionWatch
@@ -114,9 +114,14 @@ class ShardCache(ABC):
     def validate(self, info: ShardInfo, files: Sequence[Buffer]) -> None:  # noqa: B027
         """Check files found in the cache where ``validate_hash`` names a hash. CorruptDataError if a hash differs."""
 
-    @abstractmethod
     def url_of(self, info: ShardInfo) -> str:
         """The URL of a shard where it is stored; its path where that is here."""
+        if not info.raw:  # nothing of it comes here
+            return str(info.detail)
+        if self.store is None:
+            return f"{self.root}/{info.raw[0].basename}"
+        file = info.stored[0]
+        return self.store.url_of(file.basename if file.part is None else file.part.key)
 
     def describe(self, info: ShardInfo) -> str:
         """Names a shard in errors: its URL, and the path of its copy where one is read."""
@@ -281,6 +286,17 @@ class ShardCache(ABC):
             return self._arrived(file, *given())
 
         return self._attempted(fetch)
+
+    def _received(self, file: FileInfo, receive: Callable[..., ObjectInfo]) -> None:
+        """Have a whole file of the store arrive, and check it. ``receive`` takes ``new_hash=`` as a store's methods do."""
+        assert self.store is not None
+        name = self._hash_of(file)
+        arrived = receive(new_hash=None if name is None else new_hash(name))
+        self._count(Count.BYTES_FETCHED, min(arrived.size, file.bytes))
+        self._check_size(file, arrived.size)
+        if name is not None:
+            self._check_digest(file, name, arrived.digest, self.store.url_of(file.basename))
+        self._check_version(file, arrived)
 
     def _arrived(self, file: FileInfo, data: BufferLike, arrived: ObjectInfo) -> BufferLike:
         """A small file that has arrived whole, checked."""

@@ -17,6 +17,7 @@ from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.base import UNKNOWN, FilePart
 from stoker.formats.common.compression import GzipFile, with_remedy
 from stoker.storage import is_local
+from stoker.storage.files.copying import write_all
 from stoker.storage.files.own import open_own
 
 if TYPE_CHECKING:
@@ -114,9 +115,7 @@ def _decompress(source: Path | _Fetched, codec: str, packed: int, size: int, int
                     f"{where}: {packed} bytes of {codec} hold more than {most}: "
                     + ("decompress it by hand if that is right" if size == UNKNOWN else "it was replaced since")
                 )
-            view = buffer[:count]
-            while view:
-                view = view[out.write(view) :]
+            write_all(out.fileno(), buffer[:count])
     if size not in (UNKNOWN, written):
         raise CorruptDataError(f"{where}: holds {written} bytes of text, and held {size} when it was indexed")
 

@@ -20,7 +20,7 @@ from stoker.cache.range_fetch import fetch_part
 from stoker.concurrency.forks import ProcessLocal
 from stoker.concurrency.shared.counters import Count
 from stoker.concurrency.shared.node_file import path_for_others
-from stoker.digests import fastest_hash, new_hash
+from stoker.digests import fastest_hash
 from stoker.errors import StokerError, StorageFullError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.gather import LEAST, ReusedBlocks
@@ -156,13 +156,6 @@ class MemoryCache(ShardCache):
         """The key of a raw file among those of the node's processes: of this version of this dataset, and checked alike."""
         return shard_key(self.root.name, file.basename, file.bytes, self.settings.validate_hash)
 
-    def url_of(self, info: ShardInfo) -> str:
-        if not info.raw:  # nothing of it comes here
-            return str(info.detail)
-        file = info.stored[0]
-        assert self.store is not None
-        return self.store.url_of(file.basename if file.part is None else file.part.key)
-
     def discard(self, info: ShardInfo) -> bool:
         with self._mine.lock:
             for file in info.raw:
@@ -191,22 +184,20 @@ class MemoryCache(ShardCache):
     def take_small(
         self, infos: Sequence[ShardInfo], answers: Sequence[Arrival | Exception | None]
     ) -> list[Buffer | Exception | None]:
-        found: list[Buffer | Exception | None] = []
-        for info, answer in zip(infos, answers, strict=True):
-            file = info.raw[0]
-            try:
-                data = None if answer is None else self._checked(file, answer)
-            except Exception as error:  # noqa: BLE001 - it belongs to the shard
-                found.append(error)
-                continue
-            if data is not None:
-                held = np.frombuffer(data, np.uint8).view(PooledBuffer)
-                with self._mine.lock:
-                    self._mine.shards[file.basename] = held
-                found.append(held)
-            else:
-                found.append(None)
-        return found
+        return [
+            None if answer is None else self._take_small(info.raw[0], answer)
+            for info, answer in zip(infos, answers, strict=True)
+        ]
+
+    def _take_small(self, file: FileInfo, answer: Arrival | Exception) -> Buffer | Exception:
+        try:
+            data = self._checked(file, answer)
+        except Exception as error:  # noqa: BLE001 - it belongs to the shard
+            return error
+        held = np.frombuffer(data, np.uint8).view(PooledBuffer)
+        with self._mine.lock:
+            self._mine.shards[file.basename] = held
+        return held
 
     def _hold(self, info: ShardInfo, number: int, *, wait: bool) -> bool:
         name = info.raw[number].basename
@@ -297,20 +288,13 @@ class MemoryCache(ShardCache):
             return data
         if file.bytes > _LARGE:  # before memory is taken for what a damaged index claims
             self._check_size(file, store.head(file.basename).size)
-        name = self._hash_of(file)
-        hashing = None if name is None else new_hash(name)
         found = memory.file(file.bytes)
         if found is None:
             data = memory.take(file.bytes)
-            arrived = store.read_into(file.basename, memoryview(data), new_hash=hashing)
+            self._received(file, partial(store.read_into, file.basename, memoryview(data)))
         else:
             path, data = found
-            arrived = store.download(file.basename, path, max_bytes=file.bytes, new_hash=hashing)
-        self._count(Count.BYTES_FETCHED, min(arrived.size, file.bytes))
-        self._check_size(file, arrived.size)
-        if name is not None:
-            self._check_digest(file, name, arrived.digest, store.url_of(file.basename))
-        self._check_version(file, arrived)
+            self._received(file, partial(store.download, file.basename, path, max_bytes=file.bytes))
         return data
 
 

@@ -73,14 +73,6 @@ class DiskCache(Fetches):
             for file, data in zip(info.raw, files, strict=True):
                 self._check(file, data, self.root / file.basename)
 
-    def url_of(self, info: ShardInfo) -> str:
-        if not info.raw:  # nothing of it comes here
-            return str(info.detail)
-        if self.store is None:
-            return f"{self.files.folder}/{info.raw[0].basename}"
-        file = info.stored[0]
-        return self.store.url_of(file.basename if file.part is None else file.part.key)
-
     def describe(self, info: ShardInfo) -> str:
         url = self.url_of(info)
         # The name of a part's copy tells users nothing.

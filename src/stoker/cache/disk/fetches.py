@@ -22,12 +22,13 @@ from stoker.cache.disk.quota import CacheQuota, claim, part_name, release
 from stoker.cache.range_fetch import fetch_part
 from stoker.cache.small_files import SmallFileReader
 from stoker.concurrency.shared.counters import Count
-from stoker.digests import fastest_hash, new_hash
+from stoker.digests import fastest_hash
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StokerError
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.index.version import VersionWatch
 from stoker.lazy import cached_property
 from stoker.storage import ObjectInfo, Store
+from stoker.storage.files.copying import write_all
 from stoker.storage.files.own import open_own
 from stoker.storage.files.regular import read_regular
 from stoker.storage.local import file_info
@@ -254,15 +255,8 @@ class Fetches(ShardCache):
                 fetch_part(store, file.part, part)
             self._count(Count.BYTES_FETCHED, sum(file.part.ends) - sum(file.part.starts))
             return
-        name = self._hash_of(file)
-        hashing = None if name is None else new_hash(name)
         with self.files.named_errors("write to"):
-            arrived = store.download(file.basename, part, max_bytes=file.bytes, new_hash=hashing)
-        self._count(Count.BYTES_FETCHED, arrived.size)
-        self._check_size(file, arrived.size)
-        if name is not None:
-            self._check_digest(file, name, arrived.digest, store.url_of(file.basename))
-        self._check_version(file, arrived)
+            self._received(file, partial(store.download, file.basename, part, max_bytes=file.bytes))
 
     def _decompress(self, info: ShardInfo, number: int, part: Path) -> None:
         file, packed = info.raw[number], info.zip[number]
@@ -352,9 +346,7 @@ class _Watch:
 
 def _write(path: Path, data: bytes | bytearray | memoryview) -> None:
     with open(open_own(path, os.O_TRUNC), "wb", buffering=0) as handle:
-        view = memoryview(data)
-        while view:
-            view = view[handle.write(view) :]
+        write_all(handle.fileno(), memoryview(data))
 
 
 def _no_remote(path: Path) -> ObjectNotFoundError:
