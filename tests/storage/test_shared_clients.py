@@ -16,7 +16,7 @@ OPTIONS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"
 
 
 def clients_of(store: Store) -> list[Any]:
-    backend: Any = store._backend()
+    backend: Any = store.backend()
     return list(backend._clients)
 
 

@@ -115,7 +115,7 @@ class Store:
 
     def read(self, key: str, *, max_bytes: int) -> tuple[bytes, ObjectInfo]:
         """The whole object, and what the store said of it in the same answer. ``max_bytes`` is as for :meth:`get`."""
-        return self._backend().read(check_key(key), max_bytes)
+        return self.backend().read(check_key(key), max_bytes)
 
     def request(self, key: str, *, max_bytes: int) -> Arrival:
         """Ask for a whole small object, as :meth:`read` does, and wait for it; what it returns gives what :meth:`read` gives.
@@ -123,7 +123,7 @@ class Store:
         For many objects: their requests are made by many threads, and one thread takes the answers. All work that can wait is
         done there, as it costs much less where nothing else runs in between.
         """
-        return self._backend().request(check_key(key), max_bytes)
+        return self.backend().request(check_key(key), max_bytes)
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """Bytes ``[start, end)``, all of them: a range beyond the object's end is a :class:`StorageError`."""
@@ -137,7 +137,7 @@ class Store:
         With ``version``, as :meth:`list` and :meth:`head` tell it, another version is a :class:`StorageError`.
         """
         check_ranges(starts, ends, self.url_of(check_key(key)))
-        return self._backend().get_ranges(key, [int(start) for start in starts], [int(end) for end in ends], version)
+        return self.backend().get_ranges(key, [int(start) for start in starts], [int(end) for end in ends], version)
 
     @contextlib.contextmanager
     def opened_ranges(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
@@ -167,7 +167,7 @@ class Store:
             ``len(into)``, nothing was read.
         """
         check_key(key)
-        return self._backend().read_into(key, into, None if start is None else int(start), version, new_hash)
+        return self.backend().read_into(key, into, None if start is None else int(start), version, new_hash)
 
     def download(
         self, key: str, path: Path, *, max_bytes: int | None = None, new_hash: NewHash | None = None
@@ -180,7 +180,7 @@ class Store:
         With ``new_hash`` (such as ``hashlib.sha1``) the answer has the digest, which is computed chunk by chunk as the
         bytes come, while they are in the processor's cache.
         """
-        return self._backend().download(check_key(key), Path(path), max_bytes, new_hash)
+        return self.backend().download(check_key(key), Path(path), max_bytes, new_hash)
 
     def download_range(self, key: str, path: Path, start: int, end: int, *, at: int = 0, version: str = "") -> None:
         """Stream bytes ``[start, end)`` into a local file, from its byte ``at`` on; the rest of the file stays.
@@ -189,15 +189,15 @@ class Store:
         :meth:`get_ranges`.
         """
         check_ranges([start], [end], self.url_of(check_key(key)))
-        self._backend().download_range(key, Path(path), int(start), int(end), int(at), version)
+        self.backend().download_range(key, Path(path), int(start), int(end), int(at), version)
 
     def put(self, key: str, data: PutData) -> None:
         """Write an object from one buffer or several in a row; it appears whole or not at all."""
-        self._backend().put(check_key(key), as_parts(data))
+        self.backend().put(check_key(key), as_parts(data))
 
     def put_file(self, key: str, path: Path) -> None:
         """Write an object from a local file; it appears whole or not at all."""
-        self._backend().put_file(check_key(key), Path(path))
+        self.backend().put_file(check_key(key), Path(path))
 
     def put_stream(self, key: str, chunks: Chunks) -> None:
         """Write an object that may be larger than memory while it is made; it appears whole or not at all.
@@ -210,11 +210,11 @@ class Store:
             chunks: called for an iterator of the chunks, and again for each attempt after a failure of the store. Each
                 chunk may be written over when the next is asked for.
         """
-        self._backend().put_stream(check_key(key), chunks)
+        self.backend().put_stream(check_key(key), chunks)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """All objects in the folder ``prefix`` and below, by key; none where there is no such folder."""
-        return self._backend().list(check_prefix(prefix))
+        return self.backend().list(check_prefix(prefix))
 
     def keys_named(self, name: str) -> Iterator[str]:
         """Keys of all objects whose last part is ``name``, in no order."""
@@ -223,11 +223,11 @@ class Store:
 
     def head(self, key: str) -> ObjectInfo:
         """The object's size, without its data."""
-        return self._backend().head(check_key(key))
+        return self.backend().head(check_key(key))
 
     def exists(self, key: str) -> bool:
         """Whether there is such an object; ``False`` also where there is no bucket."""
-        return self._backend().exists(check_key(key))
+        return self.backend().exists(check_key(key))
 
     def endpoint(self) -> str:
         """The server or account, which tells this store from others of the same URL; empty for the provider's usual one.
@@ -247,9 +247,10 @@ class Store:
 
     def delete(self, key: str) -> None:
         """Remove the object; no error where there is none."""
-        self._backend().delete(check_key(key))
+        self.backend().delete(check_key(key))
 
-    def _backend(self) -> Backend:
+    def backend(self) -> Backend:
+        """The way to the objects in this process; made when it is first needed."""
         backend = self._client.backend
         if backend is None:
             backend = self._client.backend = self._build()

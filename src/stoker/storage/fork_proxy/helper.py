@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from stoker.errors import StokerError, StorageError
-from stoker.storage.fork_proxy.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
+from stoker.storage.fork_proxy.proxy import ALIVE, BEAT_SECONDS, read_frame, write_frame
 from stoker.storage.store import Store
-from stoker.storage.types import NewHash, ObjectInfo
+from stoker.storage.types import Backend, NewHash, ObjectInfo
 
 _THREADS = 128
 _WATCH_SECONDS = 1.0
@@ -60,7 +60,7 @@ def _serve(stores: dict[bytes, Any], lock: threading.Lock, answers: int, number:
         store = stores.get(pickled)
         if store is None:
             store = stores.setdefault(pickled, pickle.loads(pickled))  # noqa: S301
-        value = _call(store, method, args) if isinstance(store, Store) else getattr(store, method)(*args)
+        value = _call(store.backend(), method, args) if isinstance(store, Store) else getattr(store, method)(*args)
     except StokerError as error:
         ok, value = False, error
     except BaseException as error:  # noqa: BLE001 - the caller must get an answer
@@ -76,27 +76,18 @@ def _serve(stores: dict[bytes, Any], lock: threading.Lock, answers: int, number:
         os._exit(0)  # nobody reads
 
 
-def _call(store: Store, method: str, args: tuple[Any, ...]) -> Any:
-    match method:
-        case "read":
-            return store.read(args[0], max_bytes=args[1])
-        case "get_ranges":
-            return [bytes(part) for part in store.get_ranges(*args[:3], version=args[3])]
-        case "download":
-            return store.download(args[0], args[1], max_bytes=args[2], new_hash=args[3])
-        case "download_range":
-            return store.download_range(*args[:4], at=args[4], version=args[5])
-        case "read_into":
-            return _read_into(store, *args)
-        case "list":
-            return list(store.list(*args))
-        case "put" | "put_file" | "head" | "exists" | "delete":
-            return getattr(store, method)(*args)
-    raise StorageError(f"the helper process knows no {method!r}.")
+def _call(backend: Backend, method: str, args: tuple[Any, ...]) -> Any:
+    """Call a method of a store; its result as it can be pickled."""
+    if method == "read_into":
+        return _read_into(backend, *args)
+    found = getattr(backend, method)(*args)
+    if method == "get_ranges":
+        return [bytes(part) for part in found]
+    return list(found) if method == "list" else found
 
 
 def _read_into(
-    store: Store,
+    backend: Backend,
     key: str,
     path: str,
     first: int,
@@ -107,7 +98,7 @@ def _read_into(
 ) -> ObjectInfo:
     """:meth:`~stoker.storage.Store.read_into` memory of the parent, which is bytes of a file here, from ``first`` on."""
     if not size:  # which can not be mapped
-        return store.read_into(key, memoryview(b""), start=start, version=version, new_hash=new_hash)
+        return backend.read_into(key, memoryview(b""), start, version, new_hash)
     before = first % mmap.ALLOCATIONGRANULARITY
     with (
         open(path, "r+b") as file,
@@ -115,4 +106,4 @@ def _read_into(
         memoryview(shared) as whole,
         whole[before:] as into,
     ):
-        return store.read_into(key, into, start=start, version=version, new_hash=new_hash)
+        return backend.read_into(key, into, start, version, new_hash)

@@ -3,9 +3,9 @@
 Other packages that do not survive a fork are used there, too: see :class:`RemoteObject`.
 
 A process that was forked from one with obstore loaded can not use obstore (see :mod:`stoker.storage.fork`).
-It starts a fresh interpreter, once, and sends it requests through a pipe; many may be under way. Downloads
-are written by the helper, so their data do not cross the pipe. The helper ends when the pipe closes, that
-is with its parent, however that ends.
+It starts a fresh interpreter, once, and sends it requests through a pipe, as numbered messages of known
+length; many may be under way. Downloads are written by the helper, so their data do not cross the pipe. The
+helper ends when the pipe closes, that is with its parent, however that ends.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import json
 import os
 import pickle
 import select
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -33,9 +34,17 @@ from stoker.concurrency.shared.node_file import path_for_others
 from stoker.errors import ConfigError, StorageError
 from stoker.storage.files.copying import fill
 from stoker.storage.files.file_errors import file_errors
-from stoker.storage.fork_proxy.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
 from stoker.storage.types import Arrival, BufferLike, Chunks, Made, NewHash, ObjectInfo, at_hand, first_part
 from stoker.types import PooledBuffer
+
+ALIVE: Final = 2**64 - 1
+"""The number of messages that only say that the helper process runs."""
+
+BEAT_SECONDS: Final = 1.0
+"""Time between two of them."""
+
+_HEADER = struct.Struct("<QQ")
+_READ_AT_ONCE = 1 << 20
 
 # A fresh interpreter finds modules where this one does, even where sys.path was changed by hand.
 _BOOT = (
@@ -46,6 +55,42 @@ _BOOT = (
 
 # Seconds without a sign of life that a busy machine may cause, and the start of an interpreter on it.
 _LEAST_PATIENCE = 20.0
+
+
+def write_frame(fd: int, number: int, payload: bytes, wait: Callable[[], None] | None = None) -> None:
+    """Write one message; blocks while the pipe is full. ``wait``: for a pipe that does not block: called while it is full."""
+    for part in (_HEADER.pack(number, len(payload)), payload):
+        view = memoryview(part)
+        while view:
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:
+                if wait is None:
+                    raise
+                wait()
+
+
+def read_frame(fd: int) -> tuple[int, bytearray] | None:
+    """The next message with its number, or ``None`` when the other end is closed."""
+    header = _read(fd, _HEADER.size)
+    if header is None:
+        return None
+    number, size = _HEADER.unpack(header)
+    payload = _read(fd, size)
+    return None if payload is None else (number, payload)
+
+
+def _read(fd: int, size: int) -> bytearray | None:
+    data = bytearray()
+    while len(data) < size:
+        try:
+            chunk = os.read(fd, min(_READ_AT_ONCE, size - len(data)))
+        except OSError:
+            return None
+        if not chunk:
+            return None
+        data += chunk
+    return data
 
 
 class HelperDiedError(Exception):

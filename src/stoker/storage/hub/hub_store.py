@@ -105,7 +105,7 @@ class HubStore(Store):
         return found.card or {}
 
     def _folder(self) -> HubFolder:
-        backend = self._backend()
+        backend = self.backend()
         assert isinstance(backend, HubFolder)
         return backend
 
