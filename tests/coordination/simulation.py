@@ -109,10 +109,8 @@ class _Process:
             except Unanswered:
                 continue
         self.agent = Agent(
-            self.world.keys,
             self.world.epoch,
             self.member,
-            self.clock,
             ahead=self.world.ahead,
             commit_every=0.3,
             takes_over=lambda number: self.world.heirs and (number + 1) % self.world.epoch.world_size == self.rank,

@@ -42,7 +42,7 @@ class Engine:
         self.clock = ProtocolClock(100.0)
         self.member = Membership(self.keys, 0, Process("h", "b", 1, 1, "first"), SETTINGS, self.clock)
         self.play(self.member.join())
-        self.agent = Agent(self.keys, self.epoch, self.member, self.clock, ahead=0)
+        self.agent = Agent(self.epoch, self.member, ahead=0)
         self.steps = self.agent.run()
         self.pending: Operation = self.steps.send(None)
 

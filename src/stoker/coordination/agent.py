@@ -16,14 +16,12 @@ from collections.abc import Callable
 from stoker.coordination.errors import EngineRegressedError
 from stoker.coordination.health import split_size
 from stoker.coordination.holdings import Holding, Holdings
-from stoker.coordination.membership import Membership, ProtocolClock
+from stoker.coordination.membership import Membership
 from stoker.coordination.records import (
     Create,
     Epoch,
     Get,
-    Keys,
     Lane,
-    Process,
     Sleep,
     SplitRecord,
     Steps,
@@ -54,36 +52,31 @@ class Agent:
 
     def __init__(
         self,
-        keys: Keys,
         epoch: Epoch,
         member: Membership,
-        clock: ProtocolClock,
         *,
         ahead: int = 1,
         commit_every: float = 1.0,
-        gone: Callable[[Process], bool] = lambda _: False,
         takes_over: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        self.held = Holdings(clock)
+        self._keys, self._clock = member.keys, member.clock
+        self.held = Holdings(self._clock)
         self.over = self.stopping = self.flush = False
         self.ahead = ahead
         self.commit_every = commit_every
         self.epoch = epoch
-        self.watch = Watch(keys, epoch, member, clock, gone)
+        self.watch = Watch(epoch, member)
         self.member = member
-        self._keys = keys
-        self._clock = clock
-        self._gone = gone
         self._takes_over = takes_over
         self._doubts: dict[int, int] = {}
         self._shared: set[int] = set()
         self._verify: set[int] = set()
         self._tokens: dict[int, int] = {}
         self._home_empty = False
-        self._commit_at = self._glance_at = self._quiet_until = clock.now
+        self._commit_at = self._glance_at = self._quiet_until = self._clock.now
         # Not all at once: the first to look publishes a summary, which the others need only read.
         offset = mix(member.rank, 0) % epoch.world_size
-        self._look_at = clock.now + min(0.02 * offset, epoch.settings.lease)
+        self._look_at = self._clock.now + min(0.02 * offset, epoch.settings.lease)
         self._idle_looks = 0
         self._failures = 0
 
@@ -240,7 +233,7 @@ class Agent:
         self._tokens.clear()
         self._home_empty = self.over = False
         self.epoch = epoch
-        self.watch = Watch(self._keys, epoch, self.member, self._clock, self._gone)
+        self.watch = Watch(epoch, self.member)
         self._look_at = self._clock.now
 
     @property

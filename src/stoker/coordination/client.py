@@ -254,14 +254,7 @@ class Coordination:
             driver.run(self._member.join, self._patience)
         driver.clock.now = time.monotonic()
         self._agent = Agent(
-            self._records.keys,
-            epoch,
-            self._member,
-            driver.clock,
-            ahead=self._ahead,
-            commit_every=self._commit_every,
-            gone=is_gone,
-            takes_over=self._takes_over,
+            epoch, self._member, ahead=self._ahead, commit_every=self._commit_every, takes_over=self._takes_over
         )
         driver.start(self._agent.run())
 

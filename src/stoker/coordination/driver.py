@@ -85,7 +85,8 @@ class Driver:
         begun = time.monotonic()
         self._thread.join(timeout)
         if self._thread.is_alive():
-            raise self._unreachable(begun, timeout)
+            last = max(self._silent.copy().values(), key=lambda one: one[0], default=(begun, None))[1]
+            raise engine_timeout_error(self._store.url, begun, timeout, last)
         self._thread = None
         error, self._error = self._error, None
         if error is not None:
@@ -94,15 +95,7 @@ class Driver:
     def run(self, make: Callable[[], Steps], timeout: float) -> None:
         """Run a short protocol to its end in the caller's thread, again while the engine does not answer."""
         self._check_process()
-        begun = time.monotonic()
-        while True:
-            try:
-                self._run_once(make())
-                return
-            except Unanswered:
-                if time.monotonic() >= begun + timeout:
-                    raise self._unreachable(begun, timeout) from None
-                time.sleep(0.1)
+        until_answered(lambda: self._run_once(make()), self._store.url, timeout)
 
     def abandon(self) -> None:
         """Stop where it is, as the process ends; nothing is told to the engine."""
@@ -150,10 +143,6 @@ class Driver:
         if self._error is not None:
             raise self._error
 
-    def _unreachable(self, since: float, patience: float) -> EngineError:
-        last = max(self._silent.copy().values(), key=lambda one: one[0], default=(since, None))[1]
-        return engine_timeout_error(self._store.url, since, patience, last)
-
     def _perform(self, operation: Any) -> Any:
         kind = "reads" if isinstance(operation, Get) else "writes"
         begun = time.monotonic()
@@ -177,7 +166,7 @@ class Driver:
             if isinstance(operation, Sleep):
                 time.sleep(max(0.0, operation.until - time.monotonic()))
             else:
-                answer = self._perform(operation)
+                answer = perform(self._store, operation)
 
     def _work(self, steps: Steps) -> None:
         answer: Any = None

@@ -33,6 +33,9 @@ class Membership:
     """One process's hold on a rank.
 
     Attributes:
+        keys: names of the run's records.
+        clock: the worker's.
+        gone: whether another process has certainly ended.
         record: what was last said, or tried to be.
         renew_at: when the next renewal is due.
         valid_until: until then no observer can take this worker for lost, by this worker's clock.
@@ -49,10 +52,9 @@ class Membership:
     ) -> None:
         self.record = WorkerRecord(rank, 0, 0, process)
         self.renew_at = self.valid_until = clock.now
+        self.keys, self.clock, self.gone = keys, clock, gone
         self._key = keys.worker(rank)
         self._settings = settings
-        self._clock = clock
-        self._gone = gone
         self._version = 0
 
     @property
@@ -70,7 +72,7 @@ class Membership:
 
         May be called again where it was :class:`Unanswered`.
         """
-        clock, settings = self._clock, self._settings
+        clock, settings = self.clock, self._settings
         rank, process = self.record.rank, self.record.process
         observer, last, moves = Observer(), None, 0
         while True:
@@ -95,7 +97,7 @@ class Membership:
                         f"process a rank of its own, or end the other"
                     )
                 quiet = observer.see(rank, mark, sent, clock.now)
-                if not (other.left or quiet >= settings.lease or self._gone(other.process)):
+                if not (other.left or quiet >= settings.lease or self.gone(other.process)):
                     yield Sleep(clock.now + settings.lease / 8)
                     continue
                 taken, attempt = WorkerRecord(rank, other.incarnation + 1, 1, process), found.version
@@ -111,7 +113,7 @@ class Membership:
 
         May be called again where it was :class:`Unanswered`.
         """
-        clock = self._clock
+        clock = self.clock
         sent = clock.now
         self.record = record._replace(counter=self.record.counter + 1)
         # Soon again, if this fails.

@@ -9,17 +9,15 @@ nothing to do look for themselves.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from stoker.coordination.health import Observer, WorkerState, judge, lost, open_lanes
-from stoker.coordination.membership import Membership, ProtocolClock
+from stoker.coordination.membership import Membership
 from stoker.coordination.records import (
     Create,
     Epoch,
     Get,
-    Keys,
     Lane,
-    Process,
     Steps,
     Summary,
     Swap,
@@ -46,25 +44,16 @@ class Watch:
         over: whether nothing is left to do: all is committed, or what is left was set aside.
     """
 
-    def __init__(
-        self,
-        keys: Keys,
-        epoch: Epoch,
-        member: Membership,
-        clock: ProtocolClock,
-        gone: Callable[[Process], bool] = lambda _: False,
-    ) -> None:
+    def __init__(self, epoch: Epoch, member: Membership) -> None:
         self.summary: Summary | None = None
         self.watching = False
         self.open: dict[int, int] = {}
         self.orphans: set[int] = set()
         self.lanes: dict[int, Versioned] = {}
         self.over = False
-        self._keys = keys
         self._epoch = epoch
         self._member = member
-        self._clock = clock
-        self._gone = gone
+        self._keys, self._clock, self._gone = member.keys, member.clock, member.gone
         self._observer = Observer()
         self._version = 0
         self._watcher_gone = False
