@@ -18,8 +18,8 @@ import pytest
 
 from patience import PATIENCE
 from stoker import StreamingDataset
+from stoker.cache.directory import read_origin
 from stoker.cache.disk.small_fetches import Claims
-from stoker.cache.origin import read_origin
 from stoker.catalog.location import caches_home
 from stoker.concurrency.shared.counters import Count
 from stoker.errors import (

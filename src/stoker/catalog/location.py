@@ -18,7 +18,7 @@ import numpy as np
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory, latest_version, refuse_dataset
 from stoker.cache.open_cache import make_cache
-from stoker.cache.origin import CacheOrigin, make_private
+from stoker.cache.directory import CacheOrigin, make_private
 from stoker.digests import sha256
 from stoker.display import redact_url
 from stoker.errors import CacheError, ConfigError, StokerError, StorageTimeoutError

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.arguments import checked
-from stoker.cache.directory import is_cache_directory, remove_directory
+from stoker.cache.directory import is_cache_directory, read_origin, remove_directory
 from stoker.cache.disk.in_use import Users
 from stoker.cache.disk.quota import PART, files_below, release, shard_files, try_lock
-from stoker.cache.origin import read_origin
 from stoker.catalog.location import caches_home
 from stoker.errors import CacheError, ObjectNotFoundError, StokerError
 from stoker.index.index import INDEX_NAME

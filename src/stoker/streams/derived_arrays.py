@@ -28,8 +28,8 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike
 
+from stoker.cache.directory import make_private
 from stoker.cache.disk.quota import claim, part_name, release
-from stoker.cache.origin import make_private
 from stoker.catalog.location import DatasetLocation
 from stoker.errors import CacheError, StorageFullError
 from stoker.storage.files.own import PRIVATE

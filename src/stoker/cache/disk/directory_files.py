@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.cache.directory import CacheDirectory
+from stoker.cache.directory import CacheDirectory, remove_origin_part
 from stoker.cache.disk.quota import PART, remove_unlocked
-from stoker.cache.origin import remove_origin_part
 from stoker.errors import CacheError, StokerError, StorageFullError
 from stoker.formats.base import UNKNOWN, FileInfo
 from stoker.lazy import cached_property

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.cache.disk.quota import part_name, release, remove_unlocked, try_lock
-from stoker.cache.origin import make_private
+from stoker.cache.directory import make_private
 from stoker.concurrency.shared.bytes import SharedBytes, cut_arrays, pack_arrays, unpack_arrays
 from stoker.errors import StorageError
 from stoker.formats.common.file_shards import UnindexedFile

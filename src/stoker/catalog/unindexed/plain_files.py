@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.cache.origin import make_private
+from stoker.cache.directory import make_private
 from stoker.catalog.splits import refuse_splits
 from stoker.catalog.unindexed.file_facts import save_side_file
 from stoker.catalog.unindexed.find_files import images_beside
