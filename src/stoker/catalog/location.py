@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,9 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.cache.base import CacheSettings, ShardCache
-from stoker.cache.directory import CacheDirectory, latest_version, refuse_dataset
+from stoker.cache.directory import CacheDirectory, CacheOrigin, latest_version, make_private, refuse_dataset
 from stoker.cache.open_cache import make_cache
-from stoker.cache.directory import CacheOrigin, make_private
 from stoker.digests import sha256
 from stoker.display import redact_url
 from stoker.errors import CacheError, ConfigError, StokerError, StorageTimeoutError
@@ -362,24 +361,26 @@ def _keep_index(index: Index, cache: ShardCache, directory: CacheDirectory, copy
     if copy is not None:
         with contextlib.suppress(OSError, StokerError):
             directory.make()
-            for name in (name for name, size in index.file_sizes().items() if _has(copy, name, size)):
-                with contextlib.suppress(OSError):
-                    (cache.root / name).parent.mkdir(parents=True, exist_ok=True)
-                    os.link(copy / name, cache.root / name)
+            _link([name for name, size in index.file_sizes().items() if _has(copy, name, size)], copy, cache.root)
     new = {name: entry for name, entry in index.file_entries().items() if entry.hashes}
     for other in directory.others() if new else ():
         with contextlib.suppress(OSError, StokerError):
             old = Index.from_json(read_regular(other / INDEX_NAME), str(other)).file_entries()
             directory.make()
-            for name in (name for name, entry in new.items() if old.get(name) == entry):
-                with contextlib.suppress(OSError):
-                    (cache.root / name).parent.mkdir(parents=True, exist_ok=True)
-                    os.link(other / name, cache.root / name)
+            _link([name for name, entry in new.items() if old.get(name) == entry], other, cache.root)
     try:
         cache.keep(INDEX_NAME, index.to_json())
     except (OSError, StokerError) as error:
         # A read-only cache may hold every shard all the same; a missing one gives its own error.
         logger.debug("can not keep the index in %s: %s", cache.root, error)
+
+
+def _link(names: Iterable[str], source: Path, root: Path) -> None:
+    """Give files of a directory a second name in another one, as far as file systems allow it."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            os.link(source / name, root / name)
 
 
 def files_directory(base: Path, root: str, options: StorageOptions | None) -> CacheDirectory:

@@ -112,13 +112,13 @@ def open_format(
     local: str | os.PathLike[str] | None,
     split: str | None,
     *,
-    columns: Sequence[str] | None,
+    columns: Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
     cache_limit: int | None = None,
-    settings: CacheSettings,
-    storage_options: StorageOptions | None,
-    retry: RetryPolicy,
-    stall_timeout: float,
+    settings: CacheSettings = CacheSettings(),  # noqa: B008 - frozen
+    storage_options: StorageOptions | None = None,
+    retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+    stall_timeout: float = 60.0,
     opened: int | None = None,
 ) -> DatasetLocation:
     """Open the dataset.

@@ -92,7 +92,7 @@ def test_a_second_start_maps_what_the_first_one_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few: None
 ) -> None:
     first = opened(objects(), tmp_path)
-    monkeypatch.setattr(module, "save_side_file", lambda *_: pytest.fail("it is there"))
+    monkeypatch.setattr(module, "keep_side_file", lambda *_: pytest.fail("it is there"))
     again = opened(objects(), tmp_path)
     assert isinstance(first, ManyObjects)
     assert isinstance(again, ManyObjects)

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.cache.disk.quota import part_name, release, remove_unlocked, try_lock
 from stoker.cache.directory import make_private
+from stoker.cache.disk.quota import part_name, release, remove_unlocked, try_lock
 from stoker.concurrency.shared.bytes import SharedBytes, cut_arrays, pack_arrays, unpack_arrays
-from stoker.errors import StorageError
+from stoker.errors import StokerError, StorageError
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.storage import ObjectInfo
 from stoker.storage.files.mounts import UNREADABLE
@@ -88,12 +88,17 @@ def taking_turns(directories: Sequence[Path], url: str, name: str) -> Iterator[b
 def save_facts(directories: Sequence[Path], url: str, name: str, files: Sequence[UnindexedFile]) -> None:
     """Keep what is known of files below ``url`` in the first of the directories that can be written to; else nowhere."""
     packed = _pack(files)
-    for directory in directories:
-        try:
-            save_side_file(make_private(directory, url), name, packed)
-            return
-        except OSError as error:
-            logger.debug("can not keep what is known of files in %s: %s", directory, error)
+    any(keep_side_file(directory, url, name, packed) for directory in directories)
+
+
+def keep_side_file(directory: Path, url: str, name: str, parts: Iterable[bytes | memoryview]) -> bool:
+    """Keep what was found out about a dataset in a directory of caches; whether it could be kept."""
+    try:
+        save_side_file(make_private(directory, url), name, parts)
+    except (OSError, StokerError) as error:
+        logger.debug("what is known of %s can not be kept in %s: %s", url, directory, error)
+        return False
+    return True
 
 
 def save_side_file(private: Path, name: str, parts: Iterable[bytes | memoryview]) -> None:

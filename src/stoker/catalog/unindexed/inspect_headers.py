@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.cache.base import ShardCache
+from stoker.cache.disk.directory_files import unlink
 from stoker.catalog.unindexed.find_files import HEADERS_AT_ONCE, SourceFiles, read_listed
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.base import ShardInfo
@@ -308,9 +308,8 @@ class FetchedFiles:
             if stays := size <= self._left:
                 self._left -= size
         if not stays:
-            with contextlib.suppress(OSError):
-                name = packed_file(file)[0] if unpacked is not None else whole_file(file, in_place=False)
-                os.unlink(self._cache.root / name.basename)
+            name = packed_file(file)[0] if unpacked is not None else whole_file(file, in_place=False)
+            unlink(self._cache.root / name.basename)
 
 
 class StoreSource:

@@ -19,12 +19,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.cache.directory import make_private
 from stoker.catalog.splits import refuse_splits
-from stoker.catalog.unindexed.file_facts import save_side_file
+from stoker.catalog.unindexed.file_facts import keep_side_file
 from stoker.catalog.unindexed.find_files import images_beside
 from stoker.concurrency.shared.bytes import SharedBytes, cut_arrays, pack_arrays, unpack_arrays
-from stoker.errors import StokerError, StorageTimeoutError
+from stoker.errors import StorageTimeoutError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import check_basename
 from stoker.formats.common.file_shards import whole_file
@@ -175,10 +174,7 @@ def many_objects(
     index = FileIndex(shards)
     header = {"spec": spec, "files": count, "fingerprint": index.fingerprint, "listed": listed}
     replaced = () if before is None else _replaced(before.shards, shards)
-    try:
-        save_side_file(make_private(directory, store.url), name, pack_arrays(_MAGIC, header, parts))
-    except (OSError, StokerError) as error:
-        logger.debug("the listing of %s can not be kept as %s: %s", store.url, path, error)
+    keep_side_file(directory, store.url, name, pack_arrays(_MAGIC, header, parts))
     kept = read_shared(path, load)
     if kept is None or kept.listed != listed:  # it can not be kept, or another process wrote one meanwhile
         kept = ManyObjects(index, shards, listed)

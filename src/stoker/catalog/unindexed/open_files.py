@@ -23,11 +23,11 @@ from urllib.parse import unquote
 
 from stoker.arguments import check_argument
 from stoker.cache.base import CacheSettings, ShardCache
+from stoker.cache.disk.directory_files import unlink
 from stoker.cache.open_cache import make_cache
 from stoker.catalog.location import (
     DatasetLocation,
     SourceLocation,
-    default_cache,
     files_directory,
     locate,
     origin_of,
@@ -211,7 +211,7 @@ def open_unindexed(
     packed = _packed_files(reader, found, settings)
     address = locate(source.root, cache_root, None, storage_options)
     if packed and address.in_place:
-        address = SourceLocation(source.root, unpack_into or _cache_of_local(source), in_place=False)
+        address = SourceLocation(source.root, unpack_into or keep[-1], in_place=False)
     directory = None if address.in_place else files_directory(address.root, source.root, storage_options)
     if directory is not None:
         directory.hold()
@@ -293,8 +293,7 @@ def _open_many(
         with contextlib.suppress(OSError):
             directory.make()
         for one in many.replaced:
-            with contextlib.suppress(OSError):
-                os.unlink(cache.root / whole_file(one, in_place=False).basename)
+            unlink(cache.root / whole_file(one, in_place=False).basename)
     origin = origin_of(store.url, storage_options)
     return DatasetLocation(many.index, cache, keep, origin=origin, listed=many.listed)
 
@@ -419,13 +418,6 @@ def _packed_files(reader: Format, found: SourceFiles, settings: CacheSettings) -
     return packed
 
 
-def _cache_of_local(source: FilesLocation) -> Path:
-    """The user's cache for what comes out of compressed files of this machine."""
-    directory = is_local(source.root)
-    assert directory is not None  # or they would not be read in place
-    return default_cache(os.path.realpath(directory), None)
-
-
 def _cached_sizes(found: SourceFiles, packed: Sequence[ObjectInfo]) -> dict[str, int]:
     """Names in the cache, and bytes, of files that are fetched whole to see what they hold."""
     sizes = {whole_file(file, in_place=False).basename: file.size for file in found.files}
@@ -450,8 +442,7 @@ def _remove_replaced(
     for one in gone:
         for basename in _cached_names(reader, one, cache.root) if one.mark not in current else ():
             if basename not in names:
-                with contextlib.suppress(OSError):
-                    os.unlink(cache.root / basename)
+                unlink(cache.root / basename)
 
 
 def _cached_names(reader: Format, one: UnindexedFile, root: Path) -> Iterator[str]:

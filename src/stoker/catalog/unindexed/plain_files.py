@@ -27,12 +27,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.cache.directory import make_private
 from stoker.catalog.splits import refuse_splits
-from stoker.catalog.unindexed.file_facts import save_side_file
+from stoker.catalog.unindexed.file_facts import keep_side_file
 from stoker.catalog.unindexed.find_files import images_beside
 from stoker.concurrency.shared.bytes import SharedBytes, pack_arrays, unpack_arrays
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError
 from stoker.formats.format import Format
 from stoker.formats.one_file import FileFormat
 from stoker.index.file_index import WRITTEN, FileIndex, FileShards
@@ -129,12 +128,8 @@ def plain_files(
         "listed": listed,
         "folders": [(folder.prefix, folder.first, *folder.times) for folder in folders],
     }
-    try:
-        save_side_file(make_private(directory, root), name, pack_arrays(_MAGIC, header, parts))
-    except (OSError, StokerError) as error:
-        logger.debug("the listing of %s can not be remembered as %s: %s", root, path, error)
-        return PlainFiles(index, listed, None)
-    return PlainFiles(index, listed, path)
+    kept = keep_side_file(directory, root, name, pack_arrays(_MAGIC, header, parts))
+    return PlainFiles(index, listed, path if kept else None)
 
 
 @dataclass(frozen=True, slots=True)
