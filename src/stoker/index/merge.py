@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import PurePosixPath
@@ -184,14 +185,13 @@ def _shards_of(part: _Part) -> list[ShardInfo]:
     shards, _ = parse_index(store.get(key, max_bytes=MOST_BYTES), where, partial(sizes_in, store, key))
 
     def moved(files: tuple[FileInfo, ...]) -> tuple[FileInfo, ...]:
-        return tuple([FileInfo(f"{folder}/{one.basename}", one.bytes, one.hashes, one.part) for one in files])
+        return tuple([replace(one, basename=f"{folder}/{one.basename}") for one in files])
 
     found = []
     for shard in shards:
-        raw, packed = moved(shard.raw), moved(shard.zip)
-        if any(one.basename == f"{folder}/{INDEX_NAME}" for one in (*raw, *packed)):
+        if any(one.basename == INDEX_NAME for one in (*shard.raw, *shard.zip)):
             raise IndexFileError(f"{where}: a shard's file is called {INDEX_NAME!r}, which is the index")
-        found.append(ShardInfo(shard.format, shard.samples, raw, packed, shard.compression, shard.spec, shard.detail))
+        found.append(replace(shard, raw=moved(shard.raw), zip=moved(shard.zip)))
     return found
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, Final
@@ -84,15 +84,7 @@ def parse_entries(reversed_entries: list[Any], where: str) -> Iterator[ShardInfo
         if not info.samples:
             check_empty(info, here)
         if info.format != "mds":  # MDS shares the specs of equal columns itself
-            key = repr(info.spec)
-            info = ShardInfo(
-                info.format,
-                info.samples,
-                info.raw,
-                info.zip,
-                info.compression,
-                shared.setdefault(key, info.spec),
-            )
+            info = replace(info, spec=shared.setdefault(repr(info.spec), info.spec))
         yield info
         number += 1
 
@@ -119,9 +111,8 @@ def _parse_json(data: bytes, where: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of a shard: its role, and the groups of its name, bytes and hashes."""
+    """A file of a shard: the groups of its name, bytes and hashes."""
 
-    role: str
     name: int
     bytes: int
     hashes: Mapping[str, int]
@@ -175,7 +166,7 @@ class EntryPattern:
         file["basename"], file["bytes"] = self._mark(_NAME), self._mark(_NUMBER)
         hashes = list(file["hashes"])
         file["hashes"] = {name: self._mark(_HASH) for name in hashes}
-        return _File(role, first, first + 1, {name: first + 2 + at for at, name in enumerate(hashes)})
+        return _File(first, first + 1, {name: first + 2 + at for at, name in enumerate(hashes)})
 
     def rows(self, data: bytes, start: int, end: int) -> Iterator[_Row]:
         """The values that differ of each entry in ``data[start:end]``, which must be such entries and commas between them."""
