@@ -65,7 +65,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.lazy import lazy_names, no_attribute
+from stoker.lazy import lazy_package, no_attribute
 from stoker.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -108,46 +108,45 @@ if TYPE_CHECKING:
     from stoker.writers import open_writer as open_writer
     from stoker.writing.shard_formats import MDSWriter as MDSWriter
 
+# Imported from here by programs that were written for mosaicml-streaming, and not listed.
+_WRITERS: Final = "CSVWriter JSONWriter TSVWriter XSVWriter"
+
 _MODULES: Final = {
-    "Adaptive": "stoker.pipeline.workers.adaptive",
-    "Audio": "stoker.formats.media.audio",
-    "BadSamples": "stoker.reading.bad_samples",
-    "Chain": "stoker.reading.chain",
-    "HashSplit": "stoker.order.subsets",
-    "KeepIds": "stoker.order.subsets",
-    "LMBatch": "stoker.tokens.batch",
-    "LMStream": "stoker.loaders.lm_stream",
-    "Loader": "stoker.loaders.protocol",
-    "LocalDataset": "stoker.loaders.local",
-    "MDSWriter": "stoker.writing.shard_formats",
-    "Mesh": "stoker.cluster.mesh",
-    "ReadOptions": "stoker.formats.base",
-    "Schedule": "stoker.order.mixture.schedule",
-    "ShardConfig": "stoker.tokens.settings",
-    "SkipIds": "stoker.order.subsets",
-    "SkipSteps": "stoker.order.subsets",
-    "StokerError": "stoker.errors",
-    "Step": "stoker.reading.steps",
-    "Stream": "stoker.streams.streams",
-    "StreamStats": "stoker.pipeline.stats.stats",
-    "StreamingConfig": "stoker.pipeline.workers.config",
-    "StreamingDataLoader": "stoker.loaders.dataloader",
-    "StreamingDataset": "stoker.loaders.dataset",
-    "StreamingParquetLoader": "stoker.loaders.parquet_loader",
-    "StreamingShardLoader": "stoker.loaders.shard_loader",
-    "Trace": "stoker.pipeline.stats.trace",
-    "Video": "stoker.formats.media.video",
-    "Where": "stoker.streams.conditions",
-    "World": "stoker.cluster",
-    "convert": "stoker.conversion",
-    "inspect": "stoker.inspection",
-    "merge_index": "stoker.index.merge",
-    "open_writer": "stoker.writers",
-    "rebuild_index": "stoker.index.shard_files",
-    "tokenize": "stoker.tokens.tokenize.tokenize",
-    "train_validation_split": "stoker.order.subsets",
-    "verify": "stoker.inspection",
+    "cluster": "World",
+    "cluster.mesh": "Mesh",
+    "conversion": "convert",
+    "errors": "StokerError",
+    "formats.base": "ReadOptions",
+    "formats.media.audio": "Audio",
+    "formats.media.video": "Video",
+    "index.merge": "merge_index",
+    "index.shard_files": "rebuild_index",
+    "inspection": "inspect verify",
+    "loaders.dataloader": "StreamingDataLoader",
+    "loaders.dataset": "StreamingDataset",
+    "loaders.lm_stream": "LMStream",
+    "loaders.local": "LocalDataset",
+    "loaders.parquet_loader": "StreamingParquetLoader",
+    "loaders.protocol": "Loader",
+    "loaders.shard_loader": "StreamingShardLoader",
+    "order.mixture.schedule": "Schedule",
+    "order.subsets": "HashSplit KeepIds SkipIds SkipSteps train_validation_split",
+    "pipeline.stats.stats": "StreamStats",
+    "pipeline.stats.trace": "Trace",
+    "pipeline.workers.adaptive": "Adaptive",
+    "pipeline.workers.config": "StreamingConfig",
+    "reading.bad_samples": "BadSamples",
+    "reading.chain": "Chain",
+    "reading.steps": "Step",
+    "streams.conditions": "Where",
+    "streams.streams": "Stream",
+    "tokens.batch": "LMBatch",
+    "tokens.settings": "ShardConfig",
+    "tokens.tokenize.tokenize": "tokenize",
+    "writers": f"open_writer {_WRITERS}",
+    "writing.shard_formats": "MDSWriter",
 }
+"""The names that each module has."""
 
 _SUBMODULES: Final = ("compat", "errors", "image", "media", "partitions", "testing", "tokens", "util", "writers")
 
@@ -161,18 +160,16 @@ _MOVED: Final = {
 }
 """Names that are looked for here, and where they are."""
 
-# Not listed: imported from here by programs that were written for mosaicml-streaming.
-_WRITERS: Final = dict.fromkeys(("CSVWriter", "JSONWriter", "TSVWriter", "XSVWriter"), "stoker.writers")
-
 _OF_BENCH: Final = ("DatasetSpec", "generate")
 """Names that the package stoker-bench brings, in the group ``stoker.names`` of its entry points."""
 
-_get = lazy_names(__name__, {**_MODULES, **_WRITERS})
+_names, _get = lazy_package(__name__, _MODULES)
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
-        return sorted({*_MODULES, "__version__"} - (set() if _has_torch() else {"StreamingDataLoader"}))
+        unlisted = {*_WRITERS.split(), *(() if _has_torch() else ("StreamingDataLoader",))}
+        return sorted({*_names, "__version__"} - unlisted)
     if name in _SUBMODULES:
         return import_module(f"stoker.{name}")
     if name in _MOVED:

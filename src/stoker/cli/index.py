@@ -60,13 +60,12 @@ def _merge(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def _build(chosen: argparse.Namespace) -> dict[str, Any]:
-    from stoker.cache.base import CacheSettings
     from stoker.catalog.detect import detect
     from stoker.catalog.open_format import open_format
     from stoker.formats.registry import format_name
     from stoker.index.index import INDEX_NAME
     from stoker.index.shard_files import rebuild_index
-    from stoker.storage import RetryPolicy, is_local, open_store
+    from stoker.storage import is_local, open_store
 
     if len(chosen.urls) > 1 or chosen.output is not None:
         raise ConfigError("one URL at a time; with several datasets, or -o, use --merge")
@@ -84,18 +83,7 @@ def _build(chosen: argparse.Namespace) -> dict[str, Any]:
             f"--skip-damaged and --exist-ok are for shards; what is known of {name} files is always collected again"
         )
     remote, local = (None, url) if chosen.local is None and is_local(url) is not None else (url, chosen.local)
-    location = open_format(
-        name,
-        remote,
-        local,
-        None,
-        columns=None,
-        options=chosen.format_options,
-        settings=CacheSettings(),
-        storage_options=options,
-        retry=RetryPolicy(),
-        stall_timeout=60.0,
-    )
+    location = open_format(name, remote, local, None, options=chosen.format_options, storage_options=options)
     return _said(location.index, f"{location.keep[0]}/.stoker")
 
 
