@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.cache.disk.quota import PART, release, try_lock
+from stoker.cache.disk.quota import PART, lock_existing, release
 from stoker.digests import sha256
 from stoker.errors import CacheError, ConfigError
 from stoker.index.index import INDEX_NAME
@@ -105,16 +105,8 @@ class CacheDirectory:
         held, self._held = self._held, None
         if held is not None:
             os.close(held)
-        try:
-            descriptor = os.open(self._note, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return
-        with contextlib.suppress(OSError):
-            # A process that has it locked exclusively removes it.
-            if try_lock(descriptor, fcntl.LOCK_SH) and os.path.samestat(os.stat(self._note), os.fstat(descriptor)):
-                self._held = descriptor
-                return
-        os.close(descriptor)
+        # A process that has it locked exclusively removes it.
+        self._held = lock_existing(self._note, fcntl.LOCK_SH)
 
     def seen(self) -> None:
         """Note that this is the newest version now, and remove directories of older ones that nobody uses."""
@@ -162,15 +154,11 @@ def refuse_dataset(bases: tuple[Path, ...], source: str) -> None:
 
 def remove_directory(path: Path) -> bool:
     """Remove a directory that :class:`CacheDirectory` made, unless a process holds it; whether it is gone."""
-    note = path / PRIVATE / CACHE_MARK
-    try:
-        descriptor = os.open(note, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
+    descriptor = lock_existing(path / PRIVATE / CACHE_MARK, fcntl.LOCK_EX)
+    if descriptor is None:
         return False
+    aside = path.with_name(f"{path.name}.{os.urandom(8).hex()}.removed")
     try:
-        if not try_lock(descriptor, fcntl.LOCK_EX) or not os.path.samestat(os.stat(note), os.fstat(descriptor)):
-            return False
-        aside = path.with_name(f"{path.name}.{os.urandom(8).hex()}.removed")
         os.rename(path, aside)
     except OSError:
         return False

@@ -7,9 +7,9 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from stoker.cache.directory import CacheDirectory, remove_origin_part
 from stoker.cache.disk.quota import PART, remove_unlocked
@@ -17,6 +17,8 @@ from stoker.errors import CacheError, StokerError, StorageFullError
 from stoker.formats.base import UNKNOWN, FileInfo
 from stoker.lazy import cached_property
 from stoker.storage.files.own import PRIVATE, make_own_directory
+
+_T = TypeVar("_T")
 
 # Seconds for which the directories of a cache that were there are taken to be there.
 _TRUSTED: Final = 1.0
@@ -60,6 +62,16 @@ class DirectoryFiles:
         if time.monotonic() > self._made_until.get(os.path.dirname(name), 0.0):
             self.make_directories(self.root / name)
             self._made_until[os.path.dirname(name)] = time.monotonic() + _TRUSTED
+
+    def claimed(self, name: str, claim: Callable[[], _T]) -> _T:
+        """The result of ``claim``, which makes a file in the private directory. Directories for ``name`` are made before."""
+        with self.named_errors("write to"):
+            self.have_directories(name)
+            try:
+                return claim()
+            except FileNotFoundError:  # someone has removed the cache
+                self.make_directories(self.root / name)
+                return claim()
 
     def make_directories(self, target: Path) -> None:
         """Make the root, the private directory and those for a file."""

@@ -147,16 +147,6 @@ class Fetches(ShardCache):
     def sweep(self) -> None:
         self.files.sweep()
 
-    def _claim(self, name: str, part: Path) -> int | None:
-        """Create and lock the part file of a file; see :func:`~stoker.cache.disk.quota.claim`."""
-        with self.files.named_errors("write to"):
-            self.files.have_directories(name)
-            try:
-                return claim(part)
-            except FileNotFoundError:  # someone has removed the cache
-                self.files.make_directories(self.root / name)
-                return claim(part)
-
     def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
         """Claim a missing file and fetch it; or wait for the process that does."""
         if not self.is_small(info):
@@ -185,7 +175,7 @@ class Fetches(ShardCache):
         fill = self._decompress if info.zip else self._download
         delay = 0.001
         while True:
-            held = self._claim(file.basename, part)
+            held = self.files.claimed(file.basename, partial(claim, part))
             if held is None and self._watches.setdefault(part, _Watch(part, self.settings.stall_timeout)).stalled():
                 # Its holder is alive but stopped: fetch it here too. Both write the same bytes, and each rename is whole.
                 part = self.files.private / part_name(file.basename, os.urandom(8).hex())

@@ -75,24 +75,31 @@ def release(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def remove_unlocked(path: Path) -> bool:
-    """Unlink a file unless a process holds a lock on it; returns whether this call removed it."""
+def lock_existing(path: Path, kind: int) -> int | None:
+    """Lock a file that is there; its descriptor, or ``None`` where it is not, or a process holds it or removes it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        if try_lock(descriptor, kind) and os.path.samestat(os.stat(path), os.fstat(descriptor)):
+            return descriptor
+    release(descriptor)
+    return None
+
+
+def remove_unlocked(path: Path) -> bool:
+    """Unlink a file unless a process holds a lock on it; returns whether this call removed it."""
+    descriptor = lock_existing(path, fcntl.LOCK_EX)
+    if descriptor is None:
         return False
     try:
-        if not try_lock(descriptor, fcntl.LOCK_EX):
-            return False
-        try:
-            if os.stat(path).st_ino != os.fstat(descriptor).st_ino:
-                return False
-            os.unlink(path)
-        except OSError:
-            return False
-        return True
+        os.unlink(path)
+    except OSError:
+        return False
     finally:
         release(descriptor)
+    return True
 
 
 class CacheQuota:

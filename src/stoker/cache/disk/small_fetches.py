@@ -18,6 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from stoker.cache.disk.directory_files import DirectoryFiles, unlink
@@ -187,13 +188,7 @@ class SmallFetches:
         files = self._files
         if not self._lacks and files.has(file):
             return False
-        with files.named_errors("write to"):
-            files.have_directories(file.basename)
-            try:
-                mine = self.claims.take(file.basename)
-            except FileNotFoundError:  # someone has removed the cache
-                files.make_directories(files.root / file.basename)
-                mine = self.claims.take(file.basename)
+        mine = files.claimed(file.basename, partial(self.claims.take, file.basename))
         lacks = mine and not (self._may_be_there(file.basename) and files.has(file))
         if mine and not lacks:  # another process has just fetched it
             self.claims.release(file.basename)
