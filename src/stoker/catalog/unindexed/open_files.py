@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -194,19 +194,22 @@ def open_unindexed(
                 cache.sweep()
             origin = origin_of(location.root, storage_options)
             return DatasetLocation(plain.index, cache, keep, origin=origin, listed=plain.listed)
-    listing: Iterable[ObjectInfo] | StorageTimeoutError | None = None
-    if _may_be_many(location, address) and plainly:
-        store = open_root(location.root)
-        try:
+    known = load_facts(keep, name)
+    try:
+        listing: Iterable[ObjectInfo] | None = None
+        if _may_be_many(location, address) and plainly:
+            store = open_root(location.root)
             many = many_objects(reader, store, wanted.options, keep[-1], f"{name}.objects")
-        except StorageTimeoutError as error:
-            listing = error
-        else:
             if isinstance(many, ManyObjects):
                 return _open_many(many, store, address, settings, keep, storage_options)
             listing = many
-    known = load_facts(keep, name)
-    found = _find(location, open_root, reader, known, listing)
+        found = find_files(location, open_root, reader, listing).sized()
+    except StorageTimeoutError as error:
+        if not known:
+            raise
+        logger.warning("%s; using what was known of its files at the last start", error)
+        beside = {one.key: one.beside for one in known.values()}
+        found = SourceFiles(location, open_root(location.root), [one.file for one in known.values()], beside)
     source, store = found.source, found.store
     packed = _packed_files(reader, found, settings)
     address = locate(source.root, cache_root, None, storage_options)
@@ -370,29 +373,6 @@ class _Wanted:
         kinds = kinds_of(partitions)
         told = {name: kind for name, kind in kinds.items() if self.columns is None or name in self.columns}
         return {**spec, "columns": {**spec["columns"], **told}}
-
-
-def _find(
-    location: FilesLocation,
-    open_root: Callable[[str], Store],
-    reader: Format,
-    known: Mapping[str, UnindexedFile],
-    listing: Iterable[ObjectInfo] | StorageTimeoutError | None,
-) -> SourceFiles:
-    """The files; where the store can not be reached those of the last start, if they are known.
-
-    ``listing``: what the store has already listed, or the error that it met instead.
-    """
-    try:
-        if isinstance(listing, StorageTimeoutError):
-            raise listing
-        return find_files(location, open_root, reader, listing).sized()
-    except StorageTimeoutError as error:
-        if not known:
-            raise
-        logger.warning("%s; using what was known of its files at the last start", error)
-        beside = {one.key: one.beside for one in known.values()}
-        return SourceFiles(location, open_root(location.root), [one.file for one in known.values()], beside)
 
 
 def _packed_files(reader: Format, found: SourceFiles, settings: CacheSettings) -> list[ObjectInfo]:
