@@ -153,6 +153,7 @@ class Step:
     draws: ClassVar[bool] = False
     takes_batch: ClassVar[bool] = False
     own: ClassVar[bool] = False
+    _keeps_values: ClassVar[bool] = False
 
     def apply(self, sample: Any) -> Any:
         """Make something of a sample: another, :data:`LEFT_OUT`, or a list of samples where it makes several."""
@@ -195,9 +196,9 @@ class Step:
         # Only apply_at() is given a position.
         cls.by_place = cls.by_place or cls.positioned
 
-    def stored(self, names: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG002
+    def stored(self, names: Mapping[str, str]) -> dict[str, str]:
         """The stored name of each column whose values are stored, after it, given those before."""
-        return {}
+        return dict(names) if self._keeps_values else {}
 
     @property
     def other(self) -> Other | None:
@@ -288,10 +289,7 @@ class Load(Map):
     """The loading of images in a DataLoader's worker, after the last function of a sample."""
 
     kind = "loading"
-    own = True
-
-    def stored(self, names: Mapping[str, str]) -> dict[str, str]:
-        return dict(names)
+    own = _keeps_values = True
 
 
 @dataclass(frozen=True, repr=False)
@@ -318,6 +316,7 @@ class Filter(Step):
     function: Callable[[Any], Any]
     dropped: Dropped = "leave_out"
     kind = "filter"
+    _keeps_values = True
 
     def apply(self, sample: Any) -> Any:
         kept = self.function(sample)
@@ -325,9 +324,6 @@ class Filter(Step):
         if kept is None or not (hasattr(kept, "__bool__") or hasattr(kept, "__len__")):
             raise TypeError(f"the function returned {_named(kept)}: return True to keep the sample, else False")
         return sample if kept else TO_REPLACE if self.replaces else LEFT_OUT
-
-    def stored(self, names: Mapping[str, str]) -> dict[str, str]:
-        return dict(names)
 
     @property
     def drops(self) -> bool:
@@ -458,7 +454,7 @@ class Enumerate(_Columns):
 
     column: str
     kind = "enumerate"
-    by_place = positioned = True
+    by_place = positioned = _keeps_values = True
 
     def change(self, values: dict[str, Any], positions: Any) -> dict[str, Any]:
         column = self.column
@@ -469,9 +465,6 @@ class Enumerate(_Columns):
                 "chain"
             )
         return {**values, column: positions.copy() if isinstance(positions, np.ndarray) else positions}
-
-    def stored(self, names: Mapping[str, str]) -> dict[str, str]:
-        return dict(names)
 
     @property
     def told(self) -> str:
@@ -521,7 +514,7 @@ class Beside(Step):
     prefix: str = ""
     on: tuple[str, str] = ("", "")
     missing: Missing = "raise"
-    together = True
+    together = _keeps_values = True
 
     @property
     def other(self) -> Other:
@@ -538,9 +531,6 @@ class Beside(Step):
     @property
     def by_id(self) -> bool:  # type: ignore[override]
         return not self.on[0]
-
-    def stored(self, names: Mapping[str, str]) -> dict[str, str]:
-        return dict(names)
 
     @property
     def drops(self) -> bool:
