@@ -139,10 +139,10 @@ def open_format(
         from stoker.catalog.splits import hub_files
 
         remote, split = hub_files(remote, split, storage_options, retry, stall_timeout)
-    opening: dict[str, Any] = {"columns": columns, "options": options, "cache_limit": cache_limit, "reading": reading}
-    opening["opened"] = opened
+    indexed = partial(open_indexed, opened=opened, **reading)
+    described = {"columns": columns, "options": options, "cache_limit": cache_limit, **reading}
     try:
-        return _open(name, remote, local, split, **opening)
+        return _open(name, remote, local, split, indexed, described)
     except ObjectNotFoundError as error:
         given = local if remote is None else remote
         if split is None or not isinstance(given, str | os.PathLike):
@@ -150,7 +150,7 @@ def open_format(
         from stoker.catalog.splits import files_of_split
 
         files = files_of_split(given, split, storage_options, error)
-    return _open(name, files, None if remote is None else local, None, **opening)
+    return _open(name, files, None if remote is None else local, None, indexed, described)
 
 
 def _open(
@@ -158,19 +158,18 @@ def _open(
     remote: Files | None,
     local: str | os.PathLike[str] | None,
     split: str | None,
-    *,
-    columns: Sequence[str] | None,
-    options: Mapping[str, Any] | None,
-    cache_limit: int | None,
-    reading: Mapping[str, Any],
-    opened: int | None,
+    indexed: Callable[..., DatasetLocation],
+    described: Mapping[str, Any],
 ) -> DatasetLocation:
-    """Open a dataset whose split is a folder, if it has one."""
-    given = local if remote is None else remote
+    """Open a dataset whose split is a folder, if it has one.
+
+    ``indexed``: opens one with an index. ``described``: options of opening files without one.
+    """
+    given, options = local if remote is None else remote, described["options"] or {}
     if name == _MADE:
         from stoker.catalog.synthetic import open_synthetic
 
-        return open_synthetic(reading["settings"], **(options or {}))
+        return open_synthetic(described["settings"], **options)
     if name == _INDEXED and given is not None:
         from stoker.catalog.detect import refuse_shard_files
 
@@ -180,19 +179,17 @@ def _open(
 
         assert given is not None  # as a dataset that has neither remote nor local is refused
         where = join_url(given, split) if split and isinstance(given, str) and is_pattern(given) else given
-        name = detect(where, reading["storage_options"]).format
+        name = detect(where, described["storage_options"]).format
     if name == _CHUNKS:
         assert remote is None or isinstance(remote, str | os.PathLike)
-        size = (options or {}).get("block_size")
-        location = open_indexed(
-            remote, local, split, load=partial(read_index, block_size=size), opened=opened, **reading
-        )
+        size = options.get("block_size")
+        location = indexed(remote, local, split, load=partial(read_index, block_size=size))
         return _check_litdata(location, size, alone=True)
     if name is None or name == _INDEXED:
         assert remote is None or isinstance(remote, str | os.PathLike)  # as a list has no index
         try:
             load = read_index if name is None else index_or_headers
-            location = open_indexed(remote, local, split, load=load, opened=opened, **reading)
+            location = indexed(remote, local, split, load=load)
             if options:
                 chunks = any(shard.format == _CHUNKS for shard in location.index.distinct_shards)
                 remedy = f"give format={_CHUNKS!r}, too" if chunks else "leave them out"
@@ -203,7 +200,7 @@ def _open(
 
             assert isinstance(given, str | os.PathLike)
             url = join_url(given, split) if split else given
-            found = format_instead(url, reading["storage_options"], error)
+            found = format_instead(url, described["storage_options"], error)
             if name == _INDEXED:
                 raise ObjectNotFoundError(
                     f'{error}: there are files of format {found!r}. Read them with format="{found}", or leave it out'
@@ -216,12 +213,8 @@ def _open(
     if name in TABLE_FORMATS:
         from stoker.catalog.tables.open_table import open_table
 
-        return open_table(
-            name, remote, local, split, options=options, columns=columns, cache_limit=cache_limit, **reading
-        )
-    return open_unindexed(
-        remote, name, local, split, options=options, columns=columns, cache_limit=cache_limit, **reading
-    )
+        return open_table(name, remote, local, split, **described)
+    return open_unindexed(remote, name, local, split, **described)
 
 
 def _check_litdata(location: DatasetLocation, block_size: int | None, *, alone: bool) -> DatasetLocation:
