@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from stoker.arguments import checked
 from stoker.coordination.agent import Agent
-from stoker.coordination.checkpoint import uncommitted
+from stoker.coordination.checkpoint import take, uncommitted
 from stoker.coordination.driver import Driver, until_answered
 from stoker.coordination.engines.store import CoordinationStore, open_store
 from stoker.coordination.errors import (
@@ -406,7 +406,8 @@ class Coordination:
 
     def checkpoint(self) -> dict[str, Any]:
         """The epoch's state as a JSON dict, for :meth:`restore`. It holds all commits acknowledged before the call."""
-        return self._driver.insist(lambda: self._records.checkpoint(self.epoch))
+        epoch = self.epoch
+        return self._driver.insist(lambda: take(epoch, self._records.lanes(epoch)))
 
     def assignment(self) -> list[Entry]:
         """The positions that each worker has committed, for :class:`~stoker.coordination.checkpoint.Replay`."""

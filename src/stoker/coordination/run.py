@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker.arguments import at_least, must_be
-from stoker.coordination.checkpoint import differences, restored, take
+from stoker.coordination.checkpoint import differences, restored
 from stoker.coordination.engines.store import CoordinationStore
 from stoker.coordination.errors import EngineError, Owner
 from stoker.coordination.health import WorkerState
@@ -185,10 +185,6 @@ class RunRecords:
             numbers = (max(worker.delivered, done), done, worker.again, len(worker.held))
             health.append(WorkerHealth(rank, state, str(worker.process), worker.rate, *numbers))
         return health
-
-    def checkpoint(self, epoch: Epoch) -> dict[str, Any]:
-        """A checkpoint of an epoch; see :func:`stoker.coordination.checkpoint.take`."""
-        return take(epoch, self.lanes(epoch))
 
     def restore(self, wanted: Epoch, checkpoint: dict[str, Any], *, rollback: bool, attempt: int) -> None:
         """Bring an epoch to where a checkpoint is."""

@@ -115,10 +115,6 @@ class Watch:
             still = {lane.number for lane in lanes if lane.front < lane.back or lane.free}
             self.open = {number: count for number, count in self.summary.open if number in still}
 
-    def failed(self, rank: int) -> bool:
-        """Whether a rank is taken for lost, as far as this worker has seen."""
-        return self._observer.failed(rank, self._epoch.settings)
-
     def _unfinished(self) -> list[tuple[int, Lane]]:
         return [
             (number, self.lanes[number].value)
@@ -152,7 +148,7 @@ class Watch:
         self._observer.see(worker.rank, mark, sent, self._clock.now, (len(worker.held), worker.committed))
 
     def _failed(self, worker: WorkerRecord) -> bool:
-        return self.failed(worker.rank) or self._gone(worker.process)
+        return self._observer.failed(worker.rank, self._epoch.settings) or self._gone(worker.process)
 
     def _take_back(self, number: int, lane: Lane, workers: dict[int, WorkerRecord]) -> Steps:
         settings = self._epoch.settings

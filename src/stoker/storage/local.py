@@ -137,7 +137,7 @@ class LocalStore(Store):
 
     def put_file(self, key: str, path: Path) -> None:
         target = self._path(key)
-        with file_errors(path), _open(str(path)) as (source, _):
+        with file_errors(path), open_file(path) as (source, _):
 
             def write(fd: int) -> None:
                 copy_all(source, fd)
@@ -195,7 +195,7 @@ class LocalStore(Store):
 
     def _opened(self, path: str) -> AbstractContextManager[tuple[int, int]]:
         """Descriptor and size of a regular file that is to be read."""
-        return _open(path)
+        return open_file(path)
 
     def _part(self, fd: int, start: int, size: int) -> BufferLike:
         """``size`` bytes of a file from ``start`` on."""
@@ -281,9 +281,9 @@ def _link(fd: int, path: str) -> bool:
 
 
 @contextlib.contextmanager
-def _open(path: str) -> Iterator[tuple[int, int]]:
+def open_file(path: str | os.PathLike[str], flags: int = 0) -> Iterator[tuple[int, int]]:
     """Descriptor and size of a regular file."""
-    fd, status = open_regular(path)
+    fd, status = open_regular(path, flags)
     try:
         yield fd, status.st_size
     finally:

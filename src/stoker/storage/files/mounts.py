@@ -32,19 +32,14 @@ UNREADABLE: Final = (
 """Errors that parsing a damaged file of stoker's own may raise: the file is made anew."""
 
 
-def share_file(path: str | os.PathLike[str]) -> SharedBytes:
-    """All bytes of a regular file that is replaced by others of its name, and never written to.
-
-    Where another machine may replace it, none of it is mapped: touching what is gone would kill the process (SIGBUS).
-    ObjectNotFoundError if the path leads to no regular file. OSError if it can not be read or mapped.
-    """
-    return SharedBytes.of_file(open_regular(path)[0], may_map=file_system_of(path) in LOCAL_FILE_SYSTEMS)
-
-
 def read_shared(path: Path, read: Callable[[SharedBytes], T]) -> T | None:
-    """The result of ``read`` for a file of our own; ``None`` where there is none, or it is damaged or of another version."""
+    """The result of ``read`` for a file of our own; ``None`` where there is none, or it is damaged or of another version.
+
+    It is replaced by others of its name, and never written to. Where another machine may replace it, none of it is mapped:
+    touching what is gone would kill the process (SIGBUS).
+    """
     try:
-        return read(share_file(path))
+        return read(SharedBytes.of_file(open_regular(path)[0], may_map=file_system_of(path) in LOCAL_FILE_SYSTEMS))
     except FileNotFoundError:
         return None
     except UNREADABLE as error:

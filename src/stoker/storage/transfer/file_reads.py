@@ -13,8 +13,7 @@ from typing import Any, Final
 from stoker.concurrency.request_observer import observer
 from stoker.errors import ConfigError
 from stoker.storage.files.copying import fill, write_all
-from stoker.storage.files.regular import open_regular
-from stoker.storage.local import LocalStore
+from stoker.storage.local import LocalStore, open_file
 from stoker.storage.transfer.settings import over_parts
 from stoker.storage.types import PART, BufferLike
 
@@ -50,11 +49,8 @@ class CalledStore(LocalStore):
         """Descriptor and size of a regular file."""
         direct = self.transfer.read_by == "direct"
         try:
-            fd, status = open_regular(path, _DIRECT if direct else 0)
-            try:
-                yield fd, status.st_size
-            finally:
-                os.close(fd)
+            with open_file(path, _DIRECT if direct else 0) as opened:
+                yield opened
         except OSError as error:
             if direct and error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise ConfigError(
