@@ -66,24 +66,19 @@ def detect(source: Url | Sequence[Url], format: str | None, options: StorageOpti
     name = HUGGING_FACE if format == "hf" else format_name(format)
     for one in [source] if isinstance(source, str | os.PathLike) else source:
         check_exists(one)
-    single = isinstance(source, str | os.PathLike)
     store = _directory(source, options) if isinstance(source, str | os.PathLike) else None
     if name is None and store is not None and store.exists(INDEX_NAME):
         return DetectedSource(INDEX, source)
-    if name in (None, HUGGING_FACE) and store is not None and isinstance(source, str | os.PathLike):
-        found = _hugging_face(store, source)
-        if found is not None:
-            return found
+    if name in (None, HUGGING_FACE) and store is not None and (found := _hugging_face(store, _first(source))):
+        return found
     if name == HUGGING_FACE:
         raise ConfigError(f"{source}: no {STATE_NAME}, which datasets.save_to_disk writes: give its directory")
     if name is not None:
-        if name == INDEX:
-            return DetectedSource(INDEX, source)
-        if name in TABLE_FORMATS:
+        if name == INDEX or name in TABLE_FORMATS:
             return DetectedSource(name, source)
         if name != IMAGES:
             get_format(name)
-        if single and store is not None and name != FILES and name not in SUFFIXES and store.exists(INDEX_NAME):
+        if store is not None and name != FILES and name not in SUFFIXES and store.exists(INDEX_NAME):
             return DetectedSource(INDEX, source)
         return DetectedSource(_as_they_are(name), source)
     files = find_out(source, options)  # by the names of files
@@ -233,18 +228,14 @@ def head(sizes: Ids) -> tuple[Ids, Ids]:
     """Shards and rows of a few samples: the first ones, and some of the last shard. It may be few or one, but not none."""
     first = np.arange(min(_FIRST_ROWS, int(sizes.sum())), dtype=np.int64)
     end, last = int(sizes.sum()), int(sizes[np.flatnonzero(sizes)[-1]])
-    return _located(sizes, np.union1d(first, np.arange(max(end - _LAST_ROWS, end - last), end)))
+    return ShardTable(sizes).locate(np.union1d(first, np.arange(max(end - _LAST_ROWS, end - last), end)))
 
 
 def spread(sizes: Ids) -> tuple[Ids, Ids]:
     """Shards and rows of some hundred samples from all over the source."""
     total = int(sizes.sum())
     count = min(_SPREAD, total)
-    return _located(sizes, np.arange(count, dtype=np.int64) * total // count)
-
-
-def _located(sizes: Ids, ids: Ids) -> tuple[Ids, Ids]:
-    return ShardTable(sizes).locate(ids)
+    return ShardTable(sizes).locate(np.arange(count, dtype=np.int64) * total // count)
 
 
 def _first(given: Url | Sequence[Url]) -> Url:
