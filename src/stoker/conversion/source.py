@@ -17,7 +17,7 @@ from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError, SampleError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.entries import entry_of
-from stoker.formats.one_file import CLASS, LABEL, PATH, folder_of
+from stoker.formats.one_file import CLASS, LABEL, PATH, class_numbers, folder_of
 from stoker.formats.registry import get_format
 from stoker.formats.unstacked import as_batch
 from stoker.index.index import INDEX_NAME, Index
@@ -174,8 +174,7 @@ class FileSource(ConversionSource):
     def of(cls, name: str, content: str, store: Store, files: Sequence[ObjectInfo]) -> FileSource:
         """The source of some files."""
         keys = [file.key for file in files]
-        folders = sorted(set(map(folder_of, keys))) if content == "image" else [""]
-        numbers = None if "" in folders else {folder: number for number, folder in enumerate(folders)}
+        numbers = class_numbers(keys) if content == "image" else None
         return cls(name, content, store, keys, numbers, sum(file.size for file in files))
 
     def files(self, shards: Ids) -> set[str]:

@@ -72,6 +72,12 @@ def folder_of(path: str) -> str:
     return head if slash else ""
 
 
+def class_numbers(paths: Sequence[str]) -> dict[str, int] | None:
+    """The number of each class of images, which is the first folder of its path; ``None`` where one is in no folder."""
+    folders = sorted(set(map(folder_of, paths)))
+    return None if "" in folders else {folder: number for number, folder in enumerate(folders)}
+
+
 @dataclass(frozen=True, slots=True)
 class FileKind:
     """Settings that all shards of a dataset of files have in common. ``columns``: names of their columns."""
@@ -192,17 +198,15 @@ class FileFormat(Format):
         Settings: ``decode``, of images; false for the files' bytes. ``media``, of other files; ``"video"`` or ``"audio"`` for
         handles that read what a clip needs, instead of the files' bytes.
         """
-        image = self.name != "files"
         kind = content_kind(self.name, decode=settings.get("decode", True))
         if (media := settings.get(MEDIA)) is not None:
             if media not in HANDLED:
                 raise ConfigError(f"format 'files': {MEDIA}={media!r}: 'video', 'audio', or none for the files' bytes")
             kind = media
         columns = {content_column(self.name): kind, PATH: "str"}
-        folders = sorted({folder_of(key) for key in keys}) if image else [""]
-        if "" in folders:
+        numbers = class_numbers(keys) if self.name != "files" else None
+        if numbers is None:
             return {"columns": columns}
-        numbers = {folder: number for number, folder in enumerate(folders)}
         return {"columns": {**columns, CLASS: "str", LABEL: "int"}, "numbers": numbers}
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:

@@ -168,12 +168,11 @@ def fetch_again(
                 moved.append((path, aside))
         cache.fetch(info)
         wrong = is_whole()
-    except (StokerError, OSError) as error:
+    except BaseException as error:
         put_back()
+        if not isinstance(error, StokerError | OSError):
+            raise
         return False, f"{cache.describe(info)} could not be fetched again: {error}"
-    except BaseException:
-        put_back()
-        raise
     if wrong:
         put_back()
         return False, f"{cache.describe(info)} was fetched again, and is still damaged: {wrong[0]}"
