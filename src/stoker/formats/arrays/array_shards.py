@@ -272,9 +272,10 @@ def describe_kind(array_dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
     return f"ndarray:{name}:{','.join(map(str, shape))}" if shape else name
 
 
-def fits_kind(found: str, declared: str) -> bool:
-    """Whether values of one kind are such as another declares: the same, or of a shape or length that it leaves open."""
-    return found == declared or _common(found, declared) == declared
+def check_kind(found: str | None, declared: str | None, where: str) -> None:
+    """Check that a column, ``None`` for none, is of the kind that was indexed, which may leave shape or length open."""
+    if declared is not None and (found is None or _common(found, declared) != declared):
+        raise CorruptDataError(f"{where} is not {declared} as when it was indexed")
 
 
 @lru_cache(maxsize=1024)

@@ -26,8 +26,8 @@ from stoker.formats.arrays.array_shards import (
     ArrayFormat,
     ArrayShard,
     check_decoded,
+    check_kind,
     describe_kind,
-    fits_kind,
     map_array,
 )
 from stoker.formats.arrays.hdf5_skeleton import Skeleton, hdf5_file, load_h5py, make_dataset
@@ -351,8 +351,7 @@ class HDF5Shard(ArrayShard):
                 raise CorruptDataError(f"{here} is missing")
             if dataset.problem or not dataset.shape:
                 raise FormatError(f"{here} can not be read: {dataset.problem or 'it has no rows'}")
-            if kinds is not None and not fits_kind(describe_kind(dataset.dtype, dataset.shape[1:]), kinds[name]):
-                raise CorruptDataError(f"{here} is not {kinds[name]} as when it was indexed")
+            check_kind(describe_kind(dataset.dtype, dataset.shape[1:]), kinds and kinds[name], here)
             if dataset.start is None:
                 arrays[name] = None
             else:
@@ -435,7 +434,6 @@ class HDF5Encoder(PackedEncoder):
 
     def __init__(self, columns: Mapping[str, str], settings: Mapping[str, Any]) -> None:
         super().__init__(columns, settings)
-        self.sample_cost = 0
         load_h5py()
         for name in columns:
             if not name or any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:

@@ -19,8 +19,8 @@ from stoker.formats.arrays.array_shards import (
     ArrayShard,
     check_axis,
     check_dtype,
+    check_kind,
     describe_kind,
-    fits_kind,
     map_array,
     rows_first,
     split_shape,
@@ -122,8 +122,8 @@ def _columns(array: Array, name: str, spec: Mapping[str, Any], where: str) -> di
     if kinds is not None:
         for column, kind in kinds.items():
             there = found.get(column)
-            if there is None or not fits_kind(describe_kind(there.dtype, there.shape[1:]), kind):
-                raise CorruptDataError(f"{where}: column {column!r} is not {kind} as when it was indexed")
+            is_there = None if there is None else describe_kind(there.dtype, there.shape[1:])
+            check_kind(is_there, kind, f"{where}: column {column!r}")
     return found
 
 
@@ -173,7 +173,6 @@ class NPYEncoder(PackedEncoder):
         super().__init__(columns, settings)
         if len(columns) > 1:
             raise ConfigError(f"NPY holds one array, and so one column, not {', '.join(sorted(columns))}: write NPZ")
-        self.sample_cost = 0
 
     def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
         (array,) = self.arrays(body, ends).values()

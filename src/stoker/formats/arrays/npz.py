@@ -24,8 +24,8 @@ from stoker.formats.arrays.array_shards import (
     ArrayShard,
     check_axis,
     check_decoded,
+    check_kind,
     describe_kind,
-    fits_kind,
     map_array,
     rows_first,
     split_shape,
@@ -201,8 +201,7 @@ class NPZShard(ArrayShard):
                 raise CorruptDataError(f"{here} is cut off")
             array = map_array(self._data, dtype, shape, member.start + start, fortran, here)
             array = rows_first(array, self._last, here)
-            if kinds is not None and not fits_kind(describe_kind(array.dtype, array.shape[1:]), kinds[name]):
-                raise CorruptDataError(f"{here} is not {kinds[name]} as when it was indexed")
+            check_kind(describe_kind(array.dtype, array.shape[1:]), kinds and kinds[name], here)
             arrays[name] = array
         super().__init__(info, where, options, arrays)
 
@@ -333,7 +332,6 @@ class NPZEncoder(PackedEncoder):
 
     def __init__(self, columns: Mapping[str, str], settings: Mapping[str, Any]) -> None:
         super().__init__(columns, settings)
-        self.sample_cost = 0
         for name in columns:
             if not name or name.startswith("/") or "\\" in name or len(name.encode()) > 1000:
                 raise ConfigError(f"column {name!r} can not be a file's name in an archive")

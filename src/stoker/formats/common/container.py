@@ -73,6 +73,7 @@ class PackedEncoder(MDSEncoder):
     def __init__(self, columns: Mapping[str, str], settings: Mapping[str, Any]) -> None:
         super().__init__(columns, settings)
         self.largest = MAX_OFFSET - _HEADROOM
+        self.sample_cost = 0 if self.fixed_only else self.sample_cost
         self.encodings: dict[str, Encoding] = {name: get_encoding(columns[name]) for name in sorted(columns)}
         for name, encoding in self.encodings.items():
             if self.fixed_only and encoding.size is None:
