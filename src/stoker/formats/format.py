@@ -7,9 +7,8 @@ to the class; another package's entry point does the same.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import numpy as np
 
@@ -26,11 +25,20 @@ if TYPE_CHECKING:
 _FIRST: Final = np.zeros(1, dtype=np.int64)
 
 
-class Format(ABC):
-    """One shard format. Only :attr:`name` and :meth:`open` have no default.
+class OpenedBy(Protocol):
+    """A class of open shards, which is made of a shard's description, its files, what names it in errors, and options."""
+
+    def __call__(
+        self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions, /
+    ) -> ShardReader: ...
+
+
+class Format:
+    """One shard format. Only :attr:`name` and :attr:`reader` have no default.
 
     Attributes:
         name: what the index and ``format=`` call it.
+        reader: the class of open shards.
         aliases: other names that ``format=`` takes.
         shard: what a shard is, in a few words, for the documentation.
         views: what is handed out without a copy with ``views=True``, in words; empty for nothing.
@@ -61,6 +69,7 @@ class Format(ABC):
     """
 
     name: ClassVar[str]
+    reader: ClassVar[OpenedBy]
     aliases: ClassVar[tuple[str, ...]] = ()
     shard: ClassVar[str] = ""
     views: ClassVar[str] = ""
@@ -116,7 +125,6 @@ class Format(ABC):
         """
         return None
 
-    @abstractmethod
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> ShardReader:
@@ -125,6 +133,7 @@ class Format(ABC):
         Raises:
             CorruptDataError: the bytes contradict the index or themselves; names ``where``.
         """
+        return type(self).reader(info, files, where, options)
 
     def open_cut(
         self,
@@ -185,7 +194,7 @@ class Format(ABC):
         values = self.iterate_many([shard], _FIRST, np.array([row], dtype=np.int64), columns)
         return {name: next(iter(items)) for name, items in values.items()}
 
-    def read_ahead(self, shard: Any) -> None:  # noqa: B027 - there may be nothing to do
+    def read_ahead(self, shard: Any) -> None:
         """Begin to read what an open shard, from :meth:`open`, will be asked for. Default: nothing.
 
         For formats whose shards are not files, which a cache reads ahead. It is called in a thread of its own, as far ahead

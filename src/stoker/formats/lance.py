@@ -151,7 +151,7 @@ class _Decoded:
 class LanceShard(OpenShard):
     """A span of a fragment."""
 
-    def __init__(self, info: ShardInfo, where: str, options: ReadOptions) -> None:
+    def __init__(self, info: ShardInfo, _: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         assert isinstance(info.detail, LanceSpan)
         self.span = info.detail
         super().__init__(info, where, options, (info.format, id(self.span.table), repr(info.spec)))
@@ -191,7 +191,7 @@ class LanceShard(OpenShard):
         return found
 
 
-def _read_many(shards: Sequence[LanceShard], which: Ids, rows: Ids, columns: Sequence[str] | None) -> Batch:
+def _read_many(shards: Sequence[LanceShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
     """Rows of several spans of one table; see :meth:`stoker.formats.format.Format.read_many`."""
     check_rows(rows, np.array([shard.samples for shard in shards], np.int64)[which])
     names = shards[0].wanted(columns)
@@ -227,24 +227,12 @@ class LanceFormat(Format):
     name = NAME
     shard = "rows of a fragment"
     extra = "lance"
+    reader = LanceShard
     types = FLOATS
     unlisted = 'rows of tables are in no index.json: open the table with format="lance"'
     iterate = staticmethod(iterate_rows)  # as Parquet has them
 
-    def open(
-        self,
-        info: ShardInfo,
-        files: Sequence[Buffer],  # noqa: ARG002
-        *,
-        where: str,
-        options: ReadOptions = ReadOptions(),
-    ) -> LanceShard:
-        return LanceShard(info, where, options)
-
     def read_ahead(self, shard: LanceShard) -> None:
         shard.read_ahead()
 
-    def read_many(
-        self, shards: Sequence[LanceShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> Batch:
-        return _read_many(shards, which, rows, columns)
+    read_many = staticmethod(_read_many)

@@ -42,7 +42,6 @@ from stoker.formats.litdata_values import (
     ALONE,
     BFLOAT16,
     FIXED,
-    SampleTree,
     decoder_of,
     dtype_of,
     pickled,
@@ -140,19 +139,18 @@ class Items:
 
 
 class LitDataShard(OpenShard):
-    """An open chunk: its directory checked against the index and against itself. ``tree``: the columns of its samples."""
+    """An open chunk: its directory checked against the index and against itself."""
 
-    def __init__(
-        self, info: ShardInfo, data: Buffer, tree: SampleTree, where: str, options: ReadOptions = ReadOptions()
-    ) -> None:
+    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)
-        self._tree = tree
+        spec = info.spec
+        self._tree = tree = sample_tree(tuple(spec["data_format"]), spec["data_spec"], json.dumps(spec["types"]))
         self.unsafe = {
             name: "pickled"
             for name, one in tree.branches.items()
             if any(map(pickled, tree.leaves[one.first : one.end]))
         }
-        self._data = np.frombuffer(data, np.uint8)
+        self._data = np.frombuffer(files[0], np.uint8)
         self._packed = info.spec["compression_level"] == "sample"
         self._tokens = info.spec["item_loader"] == TOKENS
         self._block: int | None = info.spec["block_size"]
@@ -397,6 +395,7 @@ class LitDataFormat(Format):
 
     name = "litdata"
     shard = "a chunk"
+    reader = LitDataShard
     implied = ("columns",)
     iterate = staticmethod(iterate_rows)  # blocks of tokens stay arrays
 
@@ -428,10 +427,3 @@ class LitDataFormat(Format):
             "compression_level": obj.get("compression_level"),
             "block_size": block,
         }
-
-    def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
-    ) -> LitDataShard:
-        spec = info.spec
-        tree = sample_tree(tuple(spec["data_format"]), spec["data_spec"], json.dumps(spec["types"]))
-        return LitDataShard(info, files[0], tree, where, options)

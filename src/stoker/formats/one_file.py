@@ -183,6 +183,39 @@ def _other_file(name: str, begins: bytes, where: str) -> CorruptDataError:
     return CorruptDataError(f"{where}: not a {' or '.join(map(str.upper, kinds))} file: it begins {begins!r}{remedy}")
 
 
+def _read(shards: Sequence[FileShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+    first = shards[0]
+    wanted = wanted_columns(columns, first.columns, first.where)
+    check_rows(rows, 1)
+    order = which.tolist()
+    return {name: _column(shards, order, name) for name in wanted}
+
+
+def _column(shards: Sequence[FileShard], order: list[int], name: str) -> Column:
+    if name == PATH:
+        return [shards[number].path for number in order]
+    if name == CLASS:
+        return [folder_of(shards[number].path) for number in order]
+    if name == LABEL:
+        labels = [shards[number].label() for number in order]
+        return labels if shards[0].encoding(LABEL).name == "str" else np.array(labels, np.int64)
+    handles = [shard.handle() for shard in map(shards.__getitem__, order) if isinstance(shard, HandleShard)]
+    if handles:
+        return handles
+    values: list[Any] = []
+    encodings: dict[str, Encoding] = {}
+    for number in order:
+        shard = shards[number]
+        encoding = encodings.get(shard.kind)
+        if encoding is None:
+            encoding = encodings[shard.kind] = shard.encoding(name)
+        if encoding.verbatim:
+            values.append(memoryview(shard.data) if shard.options.views else bytes(shard.data[:]))
+        else:
+            values += decode_values(encoding, [shard.data[:]], np.zeros(1, np.int64), name, shard.where)
+    return values
+
+
 class FileFormat(Format):
     """One file a shard and a sample: the files as they are."""
 
@@ -230,10 +263,7 @@ class FileFormat(Format):
             return HandleShard(kind, BytesInMemory(memoryview(data), "a file"), path, where)
         return FileShard(kind, data, path, where)
 
-    def read_many(
-        self, shards: Sequence[FileShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> Batch:
-        return _read(shards, which, rows, columns)
+    read_many = staticmethod(_read)
 
 
 class _ImageFormat(FileFormat):
@@ -281,36 +311,3 @@ class ImagesFormat(_ImageFormat):
     name = IMAGES
     shard = "a JPEG or PNG file, which is a sample; its folder is its class"
     suffixes = (*SUFFIXES["jpeg"], *SUFFIXES["png"])
-
-
-def _read(shards: Sequence[FileShard], which: Ids, rows: Ids, columns: Sequence[str] | None) -> Batch:
-    first = shards[0]
-    wanted = wanted_columns(columns, first.columns, first.where)
-    check_rows(rows, 1)
-    order = which.tolist()
-    return {name: _column(shards, order, name) for name in wanted}
-
-
-def _column(shards: Sequence[FileShard], order: list[int], name: str) -> Column:
-    if name == PATH:
-        return [shards[number].path for number in order]
-    if name == CLASS:
-        return [folder_of(shards[number].path) for number in order]
-    if name == LABEL:
-        labels = [shards[number].label() for number in order]
-        return labels if shards[0].encoding(LABEL).name == "str" else np.array(labels, np.int64)
-    handles = [shard.handle() for shard in map(shards.__getitem__, order) if isinstance(shard, HandleShard)]
-    if handles:
-        return handles
-    values: list[Any] = []
-    encodings: dict[str, Encoding] = {}
-    for number in order:
-        shard = shards[number]
-        encoding = encodings.get(shard.kind)
-        if encoding is None:
-            encoding = encodings[shard.kind] = shard.encoding(name)
-        if encoding.verbatim:
-            values.append(memoryview(shard.data) if shard.options.views else bytes(shard.data[:]))
-        else:
-            values += decode_values(encoding, [shard.data[:]], np.zeros(1, np.int64), name, shard.where)
-    return values

@@ -132,7 +132,7 @@ def _mixed(numbers: Ids, salt: int) -> NDArray[np.uint64]:
 class SyntheticShard(OpenShard):
     """A run of samples that are made when they are read."""
 
-    def __init__(self, info: ShardInfo, where: str, options: ReadOptions) -> None:
+    def __init__(self, info: ShardInfo, _: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)
         self._spec = info.spec
         self.first: int = info.detail.first if isinstance(info.detail, SpanDetail) else 0
@@ -184,19 +184,10 @@ class SyntheticFormat(Format):
 
     name = "synthetic"
     shard = "samples made in memory"
+    reader = SyntheticShard
     views = "bytes"
     types = {"label": "int64", _NUMBER: "int64"}  # noqa: RUF012
     unlisted = 'synthetic samples are in no index.json: open them with format="synthetic"'
-
-    def open(
-        self,
-        info: ShardInfo,
-        files: Sequence[Buffer],  # noqa: ARG002
-        *,
-        where: str,
-        options: ReadOptions = ReadOptions(),
-    ) -> SyntheticShard:
-        return SyntheticShard(info, where, options)
 
     def read_many(
         self, shards: Sequence[SyntheticShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None

@@ -18,12 +18,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
+from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import (
     MAX_OFFSET,
     check_indexed,
@@ -185,32 +185,15 @@ def read_gathered(
     return {name: batch[name] for name in names}
 
 
-class OpenedBy(Protocol):
-    """A class of open shards, which is made of a shard's description, its files, what names it in errors, and options."""
-
-    def __call__(
-        self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions, /
-    ) -> ShardReader: ...
-
-
 class PackedFormat(Format):
     """Base of formats whose shards are single files in a layout that others know, too.
 
     A format of a third party is a subclass with a ``name``, ``suffixes``, ``inspect_header`` (see
     :class:`~stoker.formats.format.Format`) and ``reader``, and an entry point of the group ``stoker.formats`` that leads to
     it under the same name.
-
-    Attributes:
-        reader: the class of open shards.
     """
 
-    reader: ClassVar[OpenedBy]
     roles = ("data", "meta")
-
-    def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
-    ) -> ShardReader:
-        return type(self).reader(info, files, where, options)
 
     def iterate_many(
         self, shards: Sequence[Any], which: Ids, rows: Ids, columns: Sequence[str] | None = None

@@ -86,8 +86,8 @@ def _layout(names: tuple[str, ...], told: tuple[tuple[str, int | None], ...], _:
 class MDSShard:
     """One open MDS shard: its header checked against the index and against itself.
 
-    ``data``: the shard's bytes; kept, never closed here. ``cut``: whether the file may end before its last samples, which are
-    then errors.
+    ``files``: the shard's one; kept, never closed here. ``cut``: whether it may end before its last samples, which are then
+    errors.
 
     ``addresses``: address of its bytes, number of samples that can be read, address of the u32 offsets.
     """
@@ -95,8 +95,9 @@ class MDSShard:
     format = "mds"
 
     def __init__(
-        self, info: ShardInfo, data: Buffer, where: str, options: ReadOptions = ReadOptions(), *, cut: bool = False
+        self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions, *, cut: bool = False
     ) -> None:
+        (data,) = files
         self.where = where
         self.data = data
         self.array: NDArray[np.uint8] = np.frombuffer(data, dtype=np.uint8)
@@ -354,6 +355,7 @@ class MDSFormat(Format):
 
     name = "mds"
     shard = "a file"
+    reader = MDSShard
     views = "bytes"
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
@@ -369,15 +371,10 @@ class MDSFormat(Format):
         _, width = mds_spec(*columns, spec["hashes"], spec["size_limit"])
         return _HEADER, _OFFSET + width
 
-    def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
-    ) -> MDSShard:
-        return MDSShard(info, files[0], where, options)
-
     def open_cut(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> MDSShard:
-        return MDSShard(info, files[0], where, options, cut=True)
+        return MDSShard(info, files, where, options, cut=True)
 
     read_many = staticmethod(read_many)
     iterate_many = staticmethod(iterate_many)

@@ -48,12 +48,12 @@ _MOST_SCHEMAS: Final = 256
 class ParquetReader(OpenShard):
     """An open row group: decodes a column when it is first asked for, and keeps it while there is room.
 
-    ``info``: the index's entry; its detail is a :class:`~stoker.formats.parquet.facts.RowGroup`. ``file``: the bytes
-    of its chunks; kept, never closed here.
+    ``info``: the index's entry; its detail is a :class:`~stoker.formats.parquet.facts.RowGroup`. ``files``: the
+    bytes of its chunks; kept, never closed here.
     """
 
-    def __init__(self, info: ShardInfo, file: Buffer, where: str, options: ReadOptions) -> None:
-        group = info.detail
+    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
+        (file,), group = files, info.detail
         if not isinstance(group, RowGroup):
             raise FormatError(f"{where}: not a row group of an indexed Parquet dataset")
         (description,) = info.raw
@@ -218,6 +218,7 @@ class ParquetFormat(Format):
 
     name = "parquet"
     shard = "a row group"
+    reader = ParquetReader
     magic = (b"PAR1",)
     views = "runs of rows"
     suffixes = (".parquet", ".parq", ".pq")
@@ -267,11 +268,6 @@ class ParquetFormat(Format):
         """See :class:`stoker.formats.format.Format`; how columns are stored may differ."""
         one, two = ({**spec["columns"], **spec.get("encodings", {})} for spec in (first, other))
         return first if one == two else super().agree({"columns": one}, {"columns": two})
-
-    def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
-    ) -> ParquetReader:
-        return ParquetReader(info, files[0], where, options)
 
     def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
         """Pages of each chunk of a row group: that they are there, as many values, and CRC-32 where they carry it."""
