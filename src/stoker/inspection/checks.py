@@ -358,9 +358,8 @@ class Checker:
     def is_file(self, file: FileInfo, data: Any, shard: int, out: Outcome, where: str = "") -> bool:
         """Whether bytes have the size that the index says; its hashes are compared, too."""
         where = where or self.files.store.url_of(file.basename)
-        if len(data) != file.bytes:
-            message = f"{where} has {len(data)} bytes, the index says {file.bytes}"
-            out.problems.append(self.problem("size", file.basename, message, shard))
+        if (wrong := self.wrong_size(file, len(data), shard, where)) is not None:
+            out.problems.append(wrong)
             return False
         for name in self._hashes(file):
             found = hash_hex(name, data)
@@ -371,6 +370,12 @@ class Checker:
         else:
             out.hashed += bool(file.hashes)
         return True
+
+    def wrong_size(self, file: FileInfo, size: int, shard: int, where: str = "") -> Problem | None:
+        """The problem of a file that has another size than the index says."""
+        where = where or self.files.store.url_of(file.basename)
+        said = f"{where} has {size} bytes, the index says {file.bytes}"
+        return None if size == file.bytes else self.problem("size", file.basename, said, shard)
 
     def _hashes(self, file: FileInfo) -> Sequence[str]:
         """The hashes to compare: the fastest, or all of them."""

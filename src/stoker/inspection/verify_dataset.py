@@ -284,7 +284,11 @@ def plan_index(checker: Checker) -> tuple[Index | None, CheckPlan]:
                 for file in info.stored
                 if file.basename not in sizes
             ]
-        whole = [files for files in there if _right_sizes(checker, files, sizes, number, plan.problems)]
+        whole: list[tuple[FileInfo, ...]] = []
+        for files in there:
+            wrong = [checker.wrong_size(file, sizes[file.basename], number) for file in files]
+            plan.problems += [problem for problem in wrong if problem is not None]
+            whole += [files] if not any(wrong) else []
         size = sum(file.bytes for files in whole for file in files)
         work = partial(_check, checker, number, first, info, whole)
         tasks.append(Task(0 if checker.level == "quick" else size, work))
@@ -332,23 +336,6 @@ def _decompressed(
             return None
         raw.append(plain)
     return raw
-
-
-def _right_sizes(
-    checker: Checker,
-    files: Iterable[FileInfo],
-    sizes: Mapping[str, int],
-    number: int,
-    problems: list[Problem],
-) -> bool:
-    right = True
-    for file in files:
-        if sizes[file.basename] != file.bytes:
-            where = checker.files.store.url_of(file.basename)
-            message = f"{where} has {sizes[file.basename]} bytes, the index says {file.bytes}"
-            problems.append(checker.problem("size", file.basename, message, number))
-            right = False
-    return right
 
 
 def _sizes(store: Store, index: Index) -> dict[str, int]:

@@ -126,11 +126,7 @@ class Skeleton(SeekableFile):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         count = max(0, min(len(view), self.size - self.at))
-        view[:count] = bytes(count)
-        for start, chunk in self._writes:
-            first, last = max(start, self.at), min(start + len(chunk), self.at + count)
-            if first < last:
-                view[first - self.at : last - self.at] = chunk[first - start : last - start]
+        view[:count] = self._between(self.at, self.at + count)
         self.at += count
         return count
 
