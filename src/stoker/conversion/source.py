@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import compress
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -241,33 +240,27 @@ def verbatim_images(location: DatasetLocation) -> tuple[DatasetLocation, dict[st
     shards: list[ShardInfo] = []
     changed = False
     for info in location.index.shards:
-        kinds = info.spec.get("column_encodings")
+        made, kinds = info, info.spec.get("column_encodings", ())
         if info.format == "parquet" and "encodings" in info.spec:  # its columns' types tell how they are decoded
             raw = specs.setdefault(id(info.spec), {key: info.spec[key] for key in info.spec if key != "encodings"})
-            shards.append(replace(info, spec=raw))
-            changed = True
-            continue
-        if kinds is None:
-            shards.append(info)
-            continue
-        if id(info.spec) not in specs:
-            for name, kind in zip(info.spec["column_names"], kinds, strict=True):
+            made = replace(info, spec=raw)
+        elif id(info.spec) not in specs:
+            for name, kind in zip(info.spec.get("column_names", ()), kinds, strict=True):
                 if encodings.setdefault(name, kind) != kind:
                     raise ConfigError(
                         f"{location.where}: column {name!r} is {encodings[name]} in one shard and {kind} in another: "
                         "leave it out with select="
                     )
-        specs[id(info.spec)] = info.spec
+            specs[id(info.spec)] = info.spec
         if {"jpeg", "png"} & set(kinds):
             entry = json.loads(json.dumps(entry_of(info)))  # lists, as an index has them
             entry["column_encodings"] = ["bytes" if kind in ("jpeg", "png") else kind for kind in kinds]
-            shards.append(get_format(info.format).parse_shard(entry, os.fspath(location.cache.root)))
-            changed = True
-        else:
-            shards.append(info)
+            made = get_format(info.format).parse_shard(entry, os.fspath(location.cache.root))
+        shards.append(made)
+        changed = changed or made is not info
     names = set(location.index.columns)
     index = Index(shards, extra=location.index.extra)
     return (
         (DatasetLocation(index, location.cache, location.keep) if changed else location),
-        {name: encodings[name] for name in compress(encodings, [name in names for name in encodings])},
+        {name: kind for name, kind in encodings.items() if name in names},
     )
