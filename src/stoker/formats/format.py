@@ -104,7 +104,11 @@ class Format:
             refuse(where, self.unlisted)
         samples = parse_samples(obj, where)
         raw, zipped, compression = parse_files(obj, self.roles, where)
-        return ShardInfo(self.name, samples, raw, zipped, compression, self.parse_spec(obj, where))
+        spec = self.parse_spec(obj, where)
+        least = self.least_bytes(spec)
+        if least is not None and raw[0].bytes < (need := least[0] + samples * least[1]):
+            refuse(where, f"{samples} samples need at least {need} bytes, but the shard has {raw[0].bytes}")
+        return ShardInfo(self.name, samples, raw, zipped, compression, spec)
 
     def parse_spec(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """The ``spec`` of an entry; arguments and errors are those of :meth:`parse_shard`. Default: that of MDS.

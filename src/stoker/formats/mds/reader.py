@@ -21,7 +21,6 @@ from stoker.formats.common.checks import (
     check_rows,
     cut_error,
     mds_spec,
-    refuse,
     undecodable,
     unsafe_columns,
     wanted_columns,
@@ -357,14 +356,6 @@ class MDSFormat(Format):
     shard = "a file"
     reader = MDSShard
     views = "bytes"
-
-    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
-        info = super().parse_shard(obj, where)
-        head, each = self.least_bytes(info.spec)
-        need = head + info.samples * each
-        if info.raw[0].bytes < need:
-            refuse(where, f"{info.samples} samples need at least {need} bytes, but the shard has {info.raw[0].bytes}")
-        return info
 
     def least_bytes(self, spec: Mapping[str, Any]) -> tuple[int, int]:
         columns = (spec["column_names"], spec["column_encodings"], spec["column_sizes"])
