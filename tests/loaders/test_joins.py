@@ -486,6 +486,33 @@ def test_damage_in_the_first_dataset_is_a_bad_sample_of_it(data: Path, tmp_path:
         assert dataset.stats().bad_samples == len(gone)
 
 
+@pytest.mark.parametrize("of_other", [True, False])
+@pytest.mark.parametrize("on", ["", "id"])
+def test_samples_of_a_join_come_up_to_the_one_whose_value_is_bad(tmp_path: Path, on: str, *, of_other: bool) -> None:
+    write_samples(tmp_path / "pages", map(page, range(PAGES)), PAGE_COLUMNS, size_limit=900)
+    write_samples(tmp_path / "notes", map(note, range(PAGES)), NOTE_COLUMNS, size_limit=1200)
+    text = b"note 70" if of_other else b"page 70"
+    for path in (tmp_path / ("notes" if of_other else "pages")).glob("*.mds"):
+        path.write_bytes(path.read_bytes().replace(text, b"\xff" * len(text)))
+
+    def made(treatment: Any) -> StreamingDataset:
+        dataset, notes = (
+            StreamingDataset(tmp_path / "pages", on_bad_sample=treatment),
+            StreamingDataset(tmp_path / "notes"),
+        )
+        notes = notes.select(["id", "text", "label"])
+        return dataset.join(notes, on) if on else dataset.zip(notes, prefix="n_")
+
+    came: list[int] = []
+    with pytest.raises(SampleError, match=rf"sample 70.*column '{'text' if of_other else 'name'}'") as caught:
+        came.extend(map(number_of, made("raise")))
+    assert came == list(range(70))
+    assert isinstance(caught.value.__cause__, SampleError if of_other else UnicodeDecodeError)
+    found = made("skip")
+    assert list(map(number_of, found)) == [number for number in range(PAGES) if number != 70]
+    assert found.stats().bad_samples == 1
+
+
 def test_lengths_names_and_kinds_that_do_not_fit_are_errors_with_a_remedy(data: Path) -> None:
     dataset = opened(data)
     with pytest.raises(ConfigError, match=rf"this dataset has {PAGES + MORE} samples, and 'notes' has \d+"):

@@ -145,7 +145,9 @@ class Pipeline:
         assert work.lazily is not None
         try:
             if work.strict or last_left() is None:
-                return work.lazily(chunk)
+                run = work.lazily(chunk)
+                if run is not None:
+                    return run
         except Exception as error:
             if work.strict or not is_of_sample(error):
                 raise

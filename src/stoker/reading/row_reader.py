@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -113,16 +113,17 @@ class RowReader:
     def iterate(self, shards: Ids, rows: Ids) -> SampleRun:
         return iterate_samples(self.pool, shards, rows, self.columns)
 
-    def iterate_timed(self, shards: Ids, rows: Ids, transform: Transform | None, own: list[Any] | None) -> SampleRun:
+    def iterate_timed(self, shards: Ids, rows: Ids, transform: Transform | None, run: SampleRun | None) -> SampleRun:
         """Samples, or what a transform makes of each, as they are asked for; a trace shows how long they take.
 
-        ``own``: the samples, where they were read already. TransformError if the transform raised an error; names the sample.
+        ``run``: the samples, where these are not only to be read. TransformError if the transform raised an error; names the
+        sample.
         """
         recording = recorder()
         clock = None if recording is None else SampleClock(recording, self.pool.short_samples)
-        if own is None and transform is None:
+        if run is None and transform is None:
             return iterate_samples(self.pool, shards, rows, self.columns, clock)
-        run = iterate_samples(self.pool, shards, rows, self.columns) if own is None else SampleRun.of(own)
+        run = run or iterate_samples(self.pool, shards, rows, self.columns)
         samples = make_all(run, transform, partial(self.origin, shards, rows), clock)
         return SampleRun(samples, run.remaining)
 

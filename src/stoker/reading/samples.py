@@ -36,11 +36,13 @@ class SampleRun:
         samples: the samples, each made when it is asked for.
         remaining: an iterator whose length hint is the number of samples not yet taken.
         gaps: whether something stands among them for samples that are left out, or that come several for one.
+        columns: what samples are made of that are all laid out alike, to be taken in place of them; ``None``: they are not.
     """
 
     samples: Iterator[Any]
     remaining: Iterator[Any]
     gaps: bool = False
+    columns: dict[str, Iterable[Any]] | None = None
 
     @classmethod
     def of(cls, samples: list[Any], *, gaps: bool = False) -> SampleRun:
@@ -158,13 +160,13 @@ def iterate_samples(
             columnwise = get_format(readers[0].format).iterate_many(readers, which, rows, columns)
             end_span(Stage.DECODE, begun)  # samples are counted as they are taken
             columnwise = _with_ids(columnwise, pool, shards, rows, one_by_one=True)
-            return SampleRun(_dicts(columnwise, remaining, failed, clock), remaining)
+            return SampleRun(make_dicts(columnwise, remaining, failed, clock), remaining, columns=columnwise)
         samples: list[Sample | None] = [None] * len(rows)
         with span(Stage.DECODE, 0 if clock is None else len(rows)):
             for here, chosen, which_of_them in _kinds(readers, which):
                 part = get_format(chosen[0].format).iterate_many(chosen, which_of_them, rows[here], columns)
                 part = _with_ids(part, pool, shards[here], rows[here], one_by_one=True)
-                for number, sample in zip(here.tolist(), _dicts(part, iter(range(len(here)))), strict=True):
+                for number, sample in zip(here.tolist(), make_dicts(part, iter(range(len(here)))), strict=True):
                     samples[number] = sample
     except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
         named, cause = failed(0, error)
@@ -230,7 +232,7 @@ def _kinds(readers: Sequence[ShardReader], which: Ids) -> Iterator[tuple[Ids, li
         yield here, [readers[turn] for turn in members], number[which[here]]
 
 
-def _dicts(
+def make_dicts(
     columns: dict[str, Iterable[Any]],
     remaining: Iterator[Any],
     failed: Callable[[int, Exception], tuple[Exception, BaseException | None]] | None = None,
@@ -267,6 +269,18 @@ def _made(
             a, b, c = names
             for _, x, y, z in values:
                 yield {a: x, b: y, c: z}
+        elif len(names) == 4:
+            a, b, c, d = names
+            for _, w, x, y, z in values:
+                yield {a: w, b: x, c: y, d: z}
+        elif len(names) == 5:
+            a, b, c, d, e = names
+            for _, v, w, x, y, z in values:
+                yield {a: v, b: w, c: x, d: y, e: z}
+        elif len(names) == 6:
+            a, b, c, d, e, f = names
+            for _, u, v, w, x, y, z in values:
+                yield {a: u, b: v, c: w, d: x, e: y, f: z}
         else:
             for _, *row in values:
                 yield dict(zip(names, row, strict=True))

@@ -54,7 +54,8 @@ class ChunkWork:
     Attributes:
         rows, leading, filters, one_batch: see above.
         whole: whether the first stage reads columns.
-        lazily: reads samples of a chunk as they are asked for; ``None``: they are not made one by one of stored ones alone.
+        lazily: reads samples of a chunk as they are asked for, or gives ``None`` where it can not; ``None``: they are not
+            made one by one of stored ones alone.
         strict: whether a bad sample is raised.
         skips: whether a bad sample is left out.
     """
@@ -76,7 +77,7 @@ class ChunkWork:
         stored_stages: Callable[[], Sequence[ChunkStage]] | None = None,
         made: bool = False,
         leading: LeadingJoins | None = None,
-        lazily: Callable[[Chunk], SampleRun] | None = None,
+        lazily: Callable[[Chunk], SampleRun | None] | None = None,
     ) -> None:
         self.rows, self._stages, self._run, self._as_columns = rows, tuple(stages), run, as_columns
         self.whole, self.filters, self.one_batch, self.leading = whole, filters, one_batch, leading

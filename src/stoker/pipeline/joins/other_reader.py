@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -101,6 +101,19 @@ class OtherReader:
             entries[place] = dict(zip(batch, row, strict=True))
         return made.with_bad(bad, entries)
 
+    def columnwise(self, ids: Ids, asked: Column | None) -> dict[str, Iterable[Any]] | None:
+        """See :meth:`~stoker.pipeline.stages.stage.ChunkStage.columnwise`; args are those of :meth:`read`."""
+        if self._functions or not self._pairs:
+            return None if self._functions else {}
+        shards, rows = self.other.table.locate(ids)
+        if not self._fit(shards):
+            return None
+        self._checked(ids, shards, rows, asked, as_columns=False)
+        found: Chunk | None = Chunk.at(shards, rows)
+        for stage in self._stages_of(as_columns=False):
+            found = None if found is None else stage.columnwise(found)
+        return None if found is None else {name: found.values[theirs] for name, theirs in self._pairs}
+
     def _stages_of(self, *, as_columns: bool) -> Sequence[ChunkStage]:
         stages = self._stages.get(as_columns)
         if stages is None:
@@ -195,10 +208,15 @@ class OtherReader:
             f"for the index of keys that is kept: its shards were written over since, which its index does not show. {remedy}"
         )
 
+    def _fit(self, shards: Ids) -> bool:
+        """Whether a cache holds all of these shards."""
+        most = self.other.most_shards
+        return most is None or len(distinct_shards(shards, len(self.other.table))) <= most
+
     def _shard_by_shard(self, shards: Ids, rows: Ids, columns: Sequence[str] | None, *, whole: bool) -> Any:
         """The samples, where they are of more shards than a limited cache holds; ``None``: they are read at once."""
         other, most = self.other, self.other.most_shards
-        if most is None or len(distinct_shards(shards, len(other.table))) <= most:
+        if most is None or self._fit(shards):
             return None
         if not other.told_of_limit:
             other.told_of_limit = True

@@ -10,7 +10,7 @@ from stoker.errors import ConfigError
 from stoker.order.sample_order import Run
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.chunks.work import ChunkWork
-from stoker.pipeline.stages.read import ReadColumns, ReadSamples, may_hold_images, read_lazily
+from stoker.pipeline.stages.read import ReadBeside, ReadColumns, ReadSamples, may_hold_images, read_lazily
 from stoker.pipeline.stages.stage import ChunkStage
 from stoker.pipeline.transforms import (
     EpochReaderSettings,
@@ -113,6 +113,7 @@ class _Reading:
         # What is applied to each sample as it is read; ``None``: nothing.
         self._functions: TransformOf | None = None
         self._alone = True
+        self._beside: ReadBeside | None = None
         if not settings.joins:
             columns = settings.stored
             if names is not None:
@@ -170,7 +171,7 @@ class _Reading:
         of samples one by one.
         """
         made = self._of_steps(steps, first=self.leading is None and not whole, keeps_dtypes=keeps_dtypes)
-        self._alone = self.leading is None and not whole and not made
+        self._alone = not whole and not made
         return [*self._read(whole=whole, loads=loads), *made]
 
     def after_batch(self, steps: Sequence[Step]) -> list[ChunkStage]:
@@ -209,14 +210,14 @@ class _Reading:
             begin = number + 1
         return made
 
-    def lazily(self, *, tolerant: bool) -> Callable[[Chunk], SampleRun] | None:
+    def lazily(self, *, tolerant: bool) -> Callable[[Chunk], SampleRun | None] | None:
         """A function that reads samples as they are asked for, where reading is the only stage; ``None``: it is not.
 
         ``tolerant``: whether a bad sample is no error: then no images are left to be loaded, which may be bad ones.
         """
         if not self._alone or (tolerant and may_hold_images(self._pool, self._settings.columns)):
             return None
-        return partial(read_lazily, self.rows, self._functions)
+        return partial(read_lazily, self.rows, self._functions) if self._beside is None else self._beside.lazily
 
     def _read(self, *, whole: bool, loads: bool) -> list[ChunkStage]:
         read: list[ChunkStage] = [
@@ -226,12 +227,15 @@ class _Reading:
             return read
         from stoker.pipeline.stages.join import Join, LeaveOutUnmatched
 
-        if self.leading.leave_out:
-            read.insert(0, LeaveOutUnmatched(self.leading))
         for number, key in self._joins:
             step, reader = self.leading.joins[number].step, self.leading.readers[number]
             read.append(Join(step, self.rows, reader, key, number=number))
-        return read if self._layout is None else [*read, self._layout]
+        if self._layout is not None:
+            read.append(self._layout)
+        if not whole:
+            self._beside = ReadBeside(self.rows, read)
+            read = [self._beside]
+        return [LeaveOutUnmatched(self.leading), *read] if self.leading.leave_out else read
 
     def _late_join(self, step: Beside, *, keeps_dtypes: bool) -> Join:
         from stoker.pipeline.joins.other_dataset import OtherDataset
@@ -258,7 +262,7 @@ def _other_stages(
 ) -> Sequence[ChunkStage]:
     """The stages of another dataset: of its stored columns, or without names also of the functions of its own chain."""
     reading = _Reading(pool, settings, epoch, names)
-    loads = pool.reads_cut
+    loads = pool.reads_cut and may_hold_images(pool, settings.columns)
     stages = reading.stages(whole=whole, loads=loads, steps=settings.steps if names is None else ())
     if not loads or whole:
         return stages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,6 @@ class Join(SamplesStage):
     def apply(self, chunk: Chunk) -> Chunk:
         """See the base class. ConfigError if two columns have one name, or keys are of different types."""
         if not isinstance(chunk.values, dict):
-            # Columns of a join that comes first have names of their own, and samples are dicts that nobody else has.
-            if self._number is not None and set(map(type, chunk.values)) == {dict}:
-                made = self._beside_samples(chunk)
-                if made is not None:
-                    return made
             return super().apply(chunk)
         return self._beside_columns(chunk) if len(chunk.places) else chunk
 
@@ -86,19 +82,15 @@ class Join(SamplesStage):
 
     # -- samples ---------------------------------------------------------------------------------------------------
 
-    def _beside_samples(self, chunk: Chunk) -> Chunk | None:
-        """The chunk, where all samples and those beside them are there and good; ``None``: some are not."""
-        places, samples = chunk.places, chunk.values
-        asked = [sample[self._key] for sample in samples] if self._key else None
-        ids = self._ids(chunk, places, asked)
-        if int(ids.min()) < 0:
-            return None
-        other = self._reader.read(ids, asked, columns=False, keeps_dtypes=self._keeps_dtypes)
-        if other.bad:
-            return None
-        for sample, one in zip(samples, other.values, strict=True):
-            sample.update(one)
-        return chunk
+    def columnwise(self, chunk: Chunk) -> Chunk | None:
+        """See the base class. Columns of a join that comes first have names of their own."""
+        columns, asked = chunk.values, None
+        if self._key:
+            asked = list(islice(columns[self._key], len(chunk)))
+            columns = {**columns, self._key: asked}
+        ids = self._ids(chunk, chunk.places, asked)
+        beside_them = self._reader.columnwise(ids, asked) if int(ids.min()) >= 0 else None
+        return None if beside_them is None else replace(chunk, values={**columns, **beside_them})
 
     def make(self, chunk: Chunk, samples: Sequence[Numbered], bad: dict[int, SampleError]) -> list[Any]:
         """See the base class."""
@@ -234,6 +226,8 @@ class Layout(ChunkStage):
         if self._same:
             return chunk
         return replace(chunk, values=[self._named(one) if isinstance(one, dict) else one for one in values])
+
+    columnwise = apply
 
     def _named(self, values: Batch) -> Batch:
         return {name: values[before] for name, before in self._names}

@@ -17,7 +17,7 @@ from stoker.pipeline.stages.stage import ChunkStage, make_each, spread_over
 from stoker.pipeline.transforms import TransformOf
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.row_reader import RowReader, Rows, load_columns
-from stoker.reading.samples import SampleRun, make_all
+from stoker.reading.samples import SampleRun, make_all, make_dicts
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids
 
@@ -91,6 +91,70 @@ class ReadSamples(ChunkStage):
         made, bad = make_each(len(rows), begin, fail)
         return spread_over(replace(chunk, values=None), places, made, bad)
 
+    def columnwise(self, chunk: Chunk) -> Chunk | None:
+        """See the base class."""
+        if self._functions is not None or chunk.values is not None or chunk.kept is not None or not len(chunk):
+            return None
+        columns = self._reader.iterate(chunk.shards, chunk.rows).columns
+        return None if columns is None else replace(chunk, values=columns)
+
+
+class ReadBeside(ChunkStage):
+    """Reads samples with those of other datasets beside them.
+
+    All of a sample is put together at once, as it is made. Where that is not possible, one thing is done after the other.
+
+    ``reader``: of the samples. ``stages``: read them, and put others beside them.
+    """
+
+    def __init__(self, reader: RowReader, stages: Sequence[ChunkStage]) -> None:
+        self._reader, self._stages = reader, tuple(stages)
+
+    def apply(self, chunk: Chunk) -> Chunk:
+        """See the base class."""
+        run = self.lazily(chunk)
+        try:
+            if run is not None:
+                return replace(chunk, values=list(run.samples))
+        except Exception as error:
+            if not is_of_sample(error):
+                raise
+        return self._in_turn(chunk)
+
+    def columnwise(self, chunk: Chunk) -> Chunk | None:
+        """See the base class."""
+        made: Chunk | None = chunk
+        for stage in self._stages:
+            made = None if made is None else stage.columnwise(made)
+        return made
+
+    def lazily(self, chunk: Chunk) -> SampleRun | None:
+        """The samples, each made when it is asked for; ``None``: these can not be."""
+        try:
+            made = self.columnwise(chunk)
+        except Exception as error:
+            if not is_of_sample(error):
+                raise
+            return None
+        if made is None:
+            return None
+        remaining = iter(range(len(chunk)))
+        run = SampleRun(make_dicts(made.values, remaining, partial(self._failed, chunk)), remaining)
+        return self._reader.iterate_timed(chunk.shards, chunk.rows, None, run)
+
+    def _in_turn(self, chunk: Chunk) -> Chunk:
+        for stage in self._stages:
+            chunk = stage.apply(chunk)
+        return chunk
+
+    def _failed(self, chunk: Chunk, first: int, error: Exception) -> tuple[Exception, BaseException | None]:
+        """The error of the first bad sample from a place on, and its cause."""
+        for place in range(first, len(chunk)):
+            here = slice(place, place + 1)
+            for told in self._in_turn(Chunk.at(chunk.shards[here], chunk.rows[here])).bad.values():
+                return told, told.__cause__
+        return error, error.__cause__
+
 
 def may_hold_images(pool: ShardPool, columns: Sequence[str] | None) -> bool:
     """Whether columns of the dataset may hold images: all shards with samples have columns of the same kinds."""
@@ -102,7 +166,7 @@ def read_lazily(reader: RowReader, functions: TransformOf | None, chunk: Chunk) 
     """The samples of :class:`ReadSamples`, each made when it is asked for: lists of small ones cost more than they do."""
     shards, rows = chunk.shards, chunk.rows
     transform = None if functions is None else functions(chunk.positions, shards, rows)
-    return reader.iterate_timed(shards, rows, transform, chunk.values)
+    return reader.iterate_timed(shards, rows, transform, None if chunk.values is None else SampleRun.of(chunk.values))
 
 
 class _Source:

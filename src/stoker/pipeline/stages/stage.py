@@ -31,6 +31,13 @@ class ChunkStage(ABC):
         StokerError if something is wrong that is not a sample's fault, such as storage.
         """
 
+    def columnwise(self, chunk: Chunk) -> Chunk | None:  # noqa: ARG002
+        """The same where ``values`` are columns of the values that single samples have, each made when it is asked for.
+
+        ``None``: this is no stage for that, or these are no samples for it. An error may be that of a sample.
+        """
+        return None
+
 
 def flattened(entries: Sequence[Any]) -> list[Numbered]:
     """The samples of the entries of a chunk, without those that are dropped or bad."""
