@@ -100,7 +100,7 @@ def test_the_epoch_goes_on_with_what_was_appended(
     WRITERS[kind](data, 100, 130)
     with pytest.raises(
         StateError,
-        match=r"files were appended to 'data' since.* call dataset\.load_state_dict\(state, change_streams=True\)",
+        match=r"files were appended to 'data' since.* call load_state_dict\(state, change_streams=True\)",
     ):
         opened().load_state_dict(state)
     grown = opened()

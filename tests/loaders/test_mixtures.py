@@ -510,7 +510,7 @@ def test_a_run_continues_with_other_streams_where_each_was(
     seen.append(flat([flat(read(dataset, 3 if inside else None)) for dataset in stopped]))
     web = [number for epoch in seen for number in epoch if stream_of(number) == "web"]
     state = json.loads(json.dumps(stopped[0].state_dict()))
-    with pytest.raises(StateError, match=r"dataset\.load_state_dict\(state, change_streams=True\) to continue"):
+    with pytest.raises(StateError, match=r"call load_state_dict\(state, change_streams=True\) to continue"):
         world(after)[0].load_state_dict(state)
     resumed = world(after)
     with caplog.at_level(logging.WARNING):

@@ -232,7 +232,7 @@ def test_batches_made_together_are_those_made_one_by_one(files: Any, layout: Any
     together = ranks(source, world, **chosen)
     batches = [list(loader) for loader in together]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stoker.tokens.order.prefetch._MOST", 1)
+        patch.setattr("stoker.tokens.layouts.block_builder._MOST", 1)
         alone = ranks(source, world, **chosen)
         singly = [list(loader) for loader in alone]
     assert [[len(batch) for batch in of_rank] for of_rank in batches] == [

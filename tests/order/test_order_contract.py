@@ -21,6 +21,7 @@ from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.testing import OrderTests
 from stoker.tokens.order.division import RowGroupRuns
+from stoker.tokens.order.mixture import MixedUnits, SourceWeights, TokenMixture
 from stoker.tokens.order.token_order import TokenOrder, TokenSampleOrder, TokenSettings
 from stoker.types import Ids
 
@@ -269,6 +270,46 @@ class TestTokensByRow(TokenTests):
 
 
 class TestTokensInOrder(TokenTests):
+    shuffled = False
+
+
+class TestTokenMixture(TokenTests):
+    """Rows of two sources, each once."""
+
+    granularity = "row"
+    same_global_batches = True
+    weights = SourceWeights()
+
+    def identify(self, run: Run, positions: Ids) -> list[Hashable]:
+        order = run.order
+        assert isinstance(order, MixedUnits)
+        blocks, inside = order.locate(positions)
+        found: list[Hashable] = []
+        for sequence, block, row in zip(*(part.tolist() for part in order.split(blocks)), inside.tolist(), strict=True):
+            way = order.sequence(sequence)
+            found.append((order.source(sequence), int(way.members(block)[0]), row))
+        return found
+
+    def make(self) -> SampleOrder:
+        sizes = ([90, 40, 75, 0, 61, 130, 44, 80, 95], [300, 20, 150])
+        return self._mixed({name: np.array(size, dtype=np.int64) for name, size in zip("ab", sizes, strict=True)})
+
+    def large(self) -> SampleOrder | None:
+        return self._mixed({name: np.full(1000, 1 << 24, dtype=np.int64) for name in "ab"})
+
+    def _mixed(self, tokens: dict[str, Ids]) -> TokenMixture:
+        orders = {name: self._order(sizes) for name, sizes in tokens.items()}
+        for name, order in orders.items():
+            order.tokens, order.about = int(tokens[name].sum()), {"fingerprint": name}
+        return TokenMixture(orders, self.step, self.weights, self.weights, 3)
+
+
+class TestOneTokenSource(TestTokenMixture):
+    def make(self) -> SampleOrder:
+        return self._mixed({"a": np.array([90, 40, 75, 0, 61, 130, 44, 80, 95], dtype=np.int64)})
+
+
+class TestTokensInOrderMixed(TestTokenMixture):
     shuffled = False
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from stoker.arguments import checked
@@ -13,8 +15,9 @@ from stoker.order.sample_order import DataRank, EpochPosition, Plan
 from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.state.resume import ResumeState
 from stoker.tokens.batch import LMBatch
+from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.order.division import Granularity
-from stoker.tokens.order.token_order import RankFiles, TokenSampleOrder
+from stoker.tokens.order.token_order import RankFiles
 from stoker.tokens.sources.source import SkippedFile, TokenSource
 
 
@@ -39,9 +42,10 @@ class EpochByFiles:
     """Base of a loader of token files: its files, and its way through an epoch, counted in files."""
 
     batch_size: int
-    _source: TokenSource
-    _sample_order: TokenSampleOrder
-    _files: RankFiles
+    _builder: BlockBuilder
+    _sources: Mapping[str, TokenSource] = MappingProxyType({})
+    """The sources of a mixture, by name."""
+    _rank_files: RankFiles | None = None
     _rank_finder: DataRankFinder
     _resume: ResumeState
     _progress: FilesProgress | None
@@ -51,10 +55,12 @@ class EpochByFiles:
     """The iteration from which :meth:`next_batches` takes."""
     _only_ends: bool
     """Whether the next iteration is only to end an epoch."""
+    _changed: bool
+    """Whether the iteration that runs goes on in another order."""
 
     def plan(self, start: EpochPosition) -> Plan:
         """This rank's batches from ``start`` to the end of its epoch."""
-        return self._sample_order.run(start, self._data_rank()).plan
+        return self._resume.sample_order.run(start, self._data_rank()).plan
 
     def _batches(self) -> Iterator[LMBatch]:
         raise NotImplementedError
@@ -62,12 +68,20 @@ class EpochByFiles:
     @property
     def total_files(self) -> int:
         """Number of files that have rows, of all ranks."""
-        return len(self._source.groups.files)
+        return sum(len(source.groups.files) for source in self._builder.sources)
+
+    @property
+    def _files(self) -> RankFiles:
+        if self._rank_files is None:
+            raise ConfigError(
+                "ranks share out the rows of a mixture, and not its files: count in batches, or read one source alone"
+            )
+        return self._rank_files
 
     @property
     def my_files(self) -> tuple[str, ...]:
         """The files of this rank: all, where rows are divided; else those of which it has something."""
-        names = self._source.groups.files
+        names = self._builder.sources[0].groups.files
         return tuple(names[number] for number in self._files.of(self._data_rank()).files.tolist())
 
     @property
@@ -83,12 +97,12 @@ class EpochByFiles:
     @property
     def skipped_files(self) -> Sequence[SkippedFile]:
         """Files that were left out, and why."""
-        return tuple(self._source.skipped)
+        return tuple(chain.from_iterable(source.skipped for source in self._builder.sources))
 
     @property
     def tokens(self) -> int:
         """Tokens of the files that this rank has in an epoch; where rows are divided, about."""
-        return self._files.division(self._data_rank()).tokens(self._sample_order.cells, self._data_rank().rank)
+        return self._files.tokens(self._data_rank())
 
     def next_batches(self) -> list[LMBatch] | None:
         """The batches of the next file, or ``None`` at the epoch's end, until :meth:`reset_epoch`.
@@ -175,7 +189,7 @@ class EpochByFiles:
     def _reset(self) -> None:
         """Forget the epoch that is under way."""
         self._progress = self._exhausted = self._running = None
-        self._only_ends = False
+        self._only_ends = self._changed = False
 
     def _data_rank(self) -> DataRank:
         if self._rank_finder.division() is not None:

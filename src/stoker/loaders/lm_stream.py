@@ -155,7 +155,7 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
         if not self._rows and any(one.weight.proportion is not None for one in getattr(dataset, "streams", ())):
             logger.warning(
                 "the proportions of the dataset's streams count documents, not the tokens of an LMStream: to mix by tokens, "
-                "divide each by the mean length of its stream's documents"
+                "divide each by the mean length of its stream's documents, or mix token files in a StreamingParquetLoader"
             )
         chain = getattr(dataset, "chain", None)
         if self._rows and isinstance(chain, Chain) and chain.makes_several:

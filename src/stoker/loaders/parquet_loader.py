@@ -6,28 +6,27 @@ import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Literal, Unpack
+from typing import Any, Final, Literal, Unpack
 
-from stoker.arguments import check_argument, checked
-from stoker.catalog.tables.marks import TABLE_FORMATS
-from stoker.catalog.tables.open_table import find_version
+from stoker.arguments import at_least, checked, must_be
 from stoker.catalog.unindexed.files_location import Files
-from stoker.catalog.unindexed.open_files import OnBadFiles
 from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared.counters import Counts
-from stoker.concurrency.spans.recorder import Stage, WaitClock, note_settings, span
-from stoker.display import unknown_name
+from stoker.concurrency.spans.recorder import WaitClock, note_settings
 from stoker.errors import ConfigError
 from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
 from stoker.loaders.dataset_methods.opened import BatchSize
-from stoker.loaders.epoch_by_files import EpochByFiles, FilesProgress
+from stoker.loaders.epoch_by_files import FilesProgress
 from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
 from stoker.loaders.protocol import CloseOnExit
+from stoker.loaders.sources_by_name import SourcesByName
 from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.loaders.trainers.lightning_progress import follow_lightning, load_for_lightning, saved_by_lightning
 from stoker.order.global_batches import Remainder
+from stoker.order.mixture.schedule import Schedule
 from stoker.order.sample_order import EpochPosition, Run
 from stoker.pipeline.ranks.data_rank import DataRankFinder, Replication
+from stoker.pipeline.state.packed import unpack_state
 from stoker.pipeline.state.resume import ResumeState
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.bad_samples import BadSampleLog, BadSamples, OnBadSample
@@ -38,17 +37,20 @@ from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.layouts.good_rows import GoodRowBuilder, document_location, documents_of_step
 from stoker.tokens.order.division import Granularity
+from stoker.tokens.order.mixture import SourceWeights, TokenMixture
 from stoker.tokens.order.token_order import RankFiles, TokenSampleOrder, tell_of_remainder
 from stoker.tokens.settings import LMOptions, LMSettings, ShardConfig
-from stoker.tokens.sources.parquet import ParquetSource, open_source
+from stoker.tokens.sources.parquet import ParquetSource
 from stoker.tokens.sources.source import TokenSource
 from stoker.types import Ids, StorageOptions
 from stoker.units import parse_bytes, parse_count
 
 __all__ = ["ShardConfig", "StreamingParquetLoader"]
 
+_PARTS: Final = 8
 
-class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
+
+class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch]):
     """Batches for language models from a token column of Parquet files, or from other token files.
 
     Iterating gives this rank's batches of the next epoch as :class:`~stoker.tokens.batch.LMBatch`. Where tokens lie is known
@@ -59,6 +61,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
     Args:
         source: Parquet files: a directory, URL prefix, file, pattern or list; Megatron's ``.bin`` or ``.idx``; or a
             :class:`~stoker.tokens.sources.source.TokenSource`, such as :class:`~stoker.tokens.sources.source.RawSource`.
+            Or a dict of several such by name, which are mixed: see docs/tokens/mixtures.md.
         shard: this rank and the seed, in one object. Default: ``world`` and ``seed``.
         batch_size: rows a batch on one rank.
         seq_len: tokens a row.
@@ -72,6 +75,14 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         shuffle: mix files, row groups and rows anew in every epoch; otherwise the order of files. An epoch's order depends on
             the seed and its number alone. But for ``"row"``, a rank has the same files or row groups in every epoch.
         seed: of the order, where ``shard`` has none; default 42.
+        weights: of a mixture: the part of all tokens that each source has, by name, or a
+            :class:`~stoker.Schedule` of them, whose times are tokens. Default: all tokens of each source, once.
+        repeat: instead of weights, how often an epoch has the tokens of a source, by name; 1 where it is not named.
+        epoch_tokens: tokens of an epoch of a mixture, such as ``"10b"``. Default: as many as all sources have. Each source
+            goes on where the epoch before left it.
+        num_canonical_nodes: C, into how many parts the rows of each source of a mixture are divided, whatever the world is;
+            best a multiple of the number of ranks, or a divisor. Default: 8. A rank that reads several has a block of each
+            in memory; ranks that share one decode the same blocks.
         too_long: with ``"pack"``, what becomes of documents longer than ``seq_len``: ``"split"``, ``"truncate"`` or
             ``"error"``.
         shuffle_tokens: row groups are put together until they have about so many tokens, and rows are mixed among them.
@@ -119,7 +130,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
     )
     def __init__(
         self,
-        source: Files | TokenSource,
+        source: Files | TokenSource | Mapping[str, Files | TokenSource],
         shard: ShardConfig | None = None,
         batch_size: int = 8,
         seq_len: int = 2048,
@@ -130,6 +141,10 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         granularity: Granularity | None = None,
         shuffle: bool = True,
         seed: int | None = None,
+        weights: Mapping[str, float] | Schedule | None = None,
+        repeat: Mapping[str, float] | None = None,
+        epoch_tokens: int | str | None = None,
+        num_canonical_nodes: int | None = None,
         too_long: TooLong = "split",
         shuffle_tokens: int | str = 1 << 22,
         remainder: Remainder = "pad",
@@ -148,51 +163,60 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
             if world is not None or replication is not None or seed is not None:
                 raise ConfigError("shard= says which rank this is, and the seed: give no world, replication or seed")
             world = World(shard.rank, shard.world_size, source="ShardConfig")
-        rows = make_layout(layout, LMSettings(seq_len, **options), too_long)
+        self._rows = make_layout(layout, LMSettings(seq_len, **options), too_long)
         self._bad_samples = BadSamples.of(on_bad_sample)
         self._warned: set[bytes] = set()
-        rows.salvage = self._bad_samples is not None
+        self._rows.salvage = self._bad_samples is not None
         self.batch_size = batch_size
         BatchSize.fix(self, "this loader")
         self._threads = threads
         self._counts = Counts()
         self._rank_finder = DataRankFinder(world, replication, compare=read.compare_ranks)
         self._rank_finder.early_data_rank(batch_size)
-        limit = None if cache_limit is None else parse_bytes(cache_limit)
         held = read.cache == "memory"
-        if format in TABLE_FORMATS:
-            table, settings = find_version(format, source, format_options, storage_options)
-            source, format_options = table.urls, {name: one for name, one in settings.items() if name != "hive"}
-        bad_files = _on_bad_files(format_options)
-        with span(Stage.LIST):
-            self._source = open_source(
-                source,
-                column,
-                local,
-                storage_options,
-                bad_files,
-                limit,
-                in_memory=held,
-                fetch_threads=read.download_threads,
-                counts=self._counts,
-                salvage=rows.salvage,
-            )
+        self._opening = format, format_options, local
+        self._open_options: dict[str, Any] = {
+            "column": column,
+            "storage_options": storage_options,
+            "cache_limit": None if cache_limit is None else parse_bytes(cache_limit),
+            "in_memory": held,
+            "fetch_threads": read.download_threads,
+            "counts": self._counts,
+            "salvage": self._rows.salvage,
+        }
         self._noted: dict[str, Any] = {
             "read=ReadOptions(read_threads=)": threads,
             "read=ReadOptions(download_threads=)": read.download_threads,
             "cache_limit=": cache_limit,
             **({"read=ReadOptions(cache=)": read.cache} if held else {"local=": local}),
         }
-        self._builder = BlockBuilder(self._source, rows)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
-        self._sample_order: TokenSampleOrder = self._builder.sample_order(
-            granularity, chosen, min(max(1, parse_count(shuffle_tokens)), 1 << 62), remainder
-        )
-        self._resume = ResumeState(self._sample_order, "begin the next one with reset_epoch()")
-        self._files = RankFiles(self._sample_order)
+        self._settings = chosen, min(max(1, parse_count(shuffle_tokens)), 1 << 62), remainder
+        order: TokenSampleOrder | TokenMixture
+        if isinstance(source, Mapping):
+            by_row = granularity in (None, "row")
+            must_be("left out, as ranks share out the rows of a mixture", by_row, granularity=granularity)
+            tokens = None if epoch_tokens is None else parse_count(epoch_tokens)
+            at_least(1, num_canonical_nodes=num_canonical_nodes)
+            self._parts = num_canonical_nodes or _PARTS
+            self._given = SourceWeights(weights, repeat, tokens)
+            self._given.check(list(source))
+            self._sources = {name: self._open(files, name) for name, files in sorted(source.items())}
+            self._builder, order = self._mixed(self._sources, self._given)
+        else:
+            mixing = {"weights": weights, "repeat": repeat, "epoch_tokens": epoch_tokens}
+            for name, value in {**mixing, "num_canonical_nodes": num_canonical_nodes}.items():
+                if value is not None:
+                    raise ConfigError(f"{name}= is of a mixture: give the sources as a dict, {{name: files, ...}}")
+            self._builder = BlockBuilder([self._open(source)], self._rows)
+            order = self._builder.sample_order(granularity, *self._settings)
+            self._rank_files = RankFiles(order)
+        self._resume = ResumeState(order, "begin the next one with reset_epoch()")
         self._reset()
-        if self._rank_finder.launched() is not None:
-            self._files.division(self._data_rank())  # says early what does not fit; otherwise the first iteration does
+        if self._rank_files is not None and self._rank_finder.launched() is not None:
+            self._rank_files.division(
+                self._data_rank()
+            )  # says early what does not fit; otherwise the first iteration does
 
     # -- files and sizes -------------------------------------------------------------------------------------------
 
@@ -204,7 +228,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
     @property
     def remainder(self) -> Remainder:
         """Treatment of ranks that do not have equally many rows."""
-        return self._sample_order.settings.remainder
+        return self._settings[2]
 
     @property
     def seq_len(self) -> int:
@@ -214,7 +238,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
     @property
     def steps(self) -> int:
         """Batches of this rank in a whole epoch."""
-        return len(self.plan(EpochPosition(0)))
+        return len(self.plan(EpochPosition(self._resume.upcoming().epoch)))
 
     def __len__(self) -> int:
         return self.steps
@@ -262,12 +286,12 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         )
 
     def where(self, document: int) -> SampleLocation:
-        """The file of a document, its row group (``shard``, counted through all files) and its row there.
+        """The file of a document, its row group (``shard``, counted through all files of a source) and its row there.
 
         Raises:
             IndexError: there is no such document.
         """
-        return document_location(self._source, document)
+        return document_location(self._builder, document)
 
     # -- the epoch -------------------------------------------------------------------------------------------------
 
@@ -307,7 +331,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
             start: where an iteration begins.
             left: batches that were delivered in the one before.
         """
-        self._rank_finder.compare(self._sample_order, start, self._data_rank(), self._resume.loads, left)
+        self._rank_finder.compare(self._resume.sample_order, start, self._data_rank(), self._resume.loads, left)
 
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""
@@ -322,15 +346,28 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``, and has ``ended``."""
         return self._resume.state_after(start, batches, self._data_rank(), ended=ended)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, change_streams: bool = False) -> None:
         """Make the next iteration resume where ``state`` was taken, with any number of ranks and rows a batch.
 
-        An iteration that is running ends with a ``StateError``.
+        An iteration that is running ends with a ``StateError``. Weights of a mixture that were changed in the run hold on.
+
+        Args:
+            state: of :meth:`state_dict`.
+            change_streams: of a mixture: go on with the sources and the weights that this loader was made with. Each source
+                continues where it was.
 
         Raises:
             StateError: it belongs to other data, or to other settings of the order; says what differs.
         """
-        self._load(state)
+        if change_streams:
+            self._check_mixture()
+            self._change(state, self._sources, self._given)
+        else:
+            told = unpack_state(state).get("order", {}) if isinstance(state, Mapping) and self._sources else {}
+            if self._sources and told.get("given") == self._given.as_dict():
+                weights = SourceWeights.read(told.get("weights"))
+                self._builder, self._resume.sample_order = self._mixed(self._sources, weights)
+            self._load(state)
         self._only_ends = follow_lightning(self, self._steps)
 
     def _steps(self) -> tuple[int, int]:
@@ -345,11 +382,22 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
     def close(self) -> None:
         """Release all files. Iterating again opens them."""
         self._running = None
-        self._source.close()
+        for source in self._builder.sources:
+            source.close()
 
     # -- within ----------------------------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[LMBatch]:
+        while True:
+            self._changed, epoch = False, self.upcoming().epoch
+            yield from self._batches_until_change()
+            if not self._changed:
+                return
+            if self.upcoming().epoch > epoch:  # the change was behind the last batch
+                self._changed, self._exhausted = False, epoch
+                return
+
+    def _batches_until_change(self) -> Iterator[LMBatch]:
         worker, data_rank = LoaderWorker.detect(), self._data_rank()
         self._rank_finder.check_thread(self._rank_finder.division())
         point, begun, _ = self._resume.begin(worker, data_rank)
@@ -364,8 +412,9 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         tell_of_remainder(run.plan, point, drops=self.remainder == "drop")
         run_progress = self._resume.deliver(point, run.plan, begun)
         self._exhausted = None
-        if isinstance(self._source, ParquetSource):
-            self._source.share(worker.count * self._rank_finder.world.local_world_size)
+        for source in self._builder.sources:
+            if isinstance(source, ParquetSource):
+                source.share(worker.count * self._rank_finder.world.local_world_size)
         progress = self._progress = FilesProgress(point, run.plan, begun, reads_ahead())
         batches = self._read(run, worker, begun)
         with closing(batches):
@@ -380,6 +429,8 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
                         batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens
                     )
                     yield batch
+                    if self._changed:
+                        return
                     run_progress.check()
                     if progress.batches >= look:
                         look = progress.batches + waits.at_hand()
@@ -411,9 +462,9 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         return {**self.__dict__, "_running": None, "_progress": None}
 
     def __repr__(self) -> str:
-        groups = self._source.groups
+        tokens = sum(int(source.groups.tokens.sum()) for source in self._builder.sources)
         return (
-            f"<StreamingParquetLoader of {int(groups.tokens.sum())} tokens in {len(groups.files)} files, "
+            f"<StreamingParquetLoader of {tokens} tokens in {self.total_files} files, "
             f"{self.batch_size} x {self.seq_len}, {self._builder.layout.name}>"
         )
 
@@ -430,13 +481,3 @@ def _check_read(read: ReadOptions) -> int:
     if read.read_threads == 0:
         raise ConfigError("StreamingParquetLoader: read_threads=0: at least 1, as row groups are decoded by threads")
     return read.read_threads or 1
-
-
-def _on_bad_files(format_options: Mapping[str, Any] | None) -> OnBadFiles:
-    """The one setting of Parquet that a loader of tokens has."""
-    for name in format_options or ():
-        if name != "on_bad_files":
-            raise ConfigError(f"StreamingParquetLoader: {unknown_name('format_options', name, ['on_bad_files'])}")
-    given = (format_options or {}).get("on_bad_files", "error")
-    chosen: OnBadFiles = check_argument("StreamingParquetLoader", "on_bad_files", OnBadFiles, given)
-    return chosen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -12,9 +12,13 @@ from numpy.typing import NDArray
 
 from stoker.arguments import must_know
 from stoker.errors import ConfigError, import_option
+from stoker.integers import ranges
 from stoker.lazy import cached_property
 from stoker.tokens.settings import LabelKind
 from stoker.types import Array, Ids
+
+SOURCE_SHIFT: Final = 42
+"""A document of a mixture is ``source << 42 | number``: so many bits hold its number in its source."""
 
 FIELDS: Final = (
     "input_ids",
@@ -70,27 +74,39 @@ class LMBatch:
     cut_tokens: int = 0
 
     @classmethod
-    def concat(cls, parts: Sequence[LMBatch]) -> LMBatch:
-        """The rows of all batches, of which there is at least one, of one width and made with the same settings."""
+    def concat(cls, parts: Sequence[LMBatch], rows: Ids | None = None) -> LMBatch:
+        """The rows of all batches, of which there is at least one, of one width and made with the same settings.
+
+        ``rows``: numbers of them all, int64, in the order in which they come; default: as they are.
+        """
         if len(parts) == 1:
-            return parts[0]
-        offsets = np.cumsum([0, *(part.input_ids.size for part in parts)])
+            return parts[0] if rows is None else parts[0].take(rows)
         one = parts[0]
+        ends = np.cumsum([0, *(len(part) for part in parts)])
+        places = np.arange(int(ends[-1])) if rows is None else np.empty_like(rows)
+        if rows is not None:
+            places[rows] = np.arange(rows.size)
+        both = np.empty((1 + (one.given_labels is not None), places.size, one.shape[1]), one.input_ids.dtype)
+        for part, first, stop in zip(parts, ends.tolist(), ends[1:].tolist(), strict=False):
+            here = slice(first, stop) if rows is None else places[first:stop]
+            both[0, here] = part.input_ids
+            if part.given_labels is not None:
+                both[1, here] = part.given_labels
         return cls(
-            np.concatenate([part.input_ids for part in parts]),
-            None if one.given_labels is None else np.concatenate([part.labels for part in parts]),
+            both[0],
+            None if one.given_labels is None else both[1],
             one.label_kind,
             sum(part.num_tokens for part in parts),
-            Extents(
-                np.concatenate([part.extents.starts + offset for part, offset in zip(parts, offsets, strict=False)]),
-                np.concatenate([part.extents.lengths for part in parts]),
-                np.concatenate([part.extents.documents for part in parts]),
-            ),
+            partial(_extents_of_parts, [part.made for part in parts], ends * one.shape[1], one.shape[1], rows),
             one.ignore_index,
             one.reset_positions,
             sum(part.cut_documents for part in parts),
             sum(part.cut_tokens for part in parts),
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What extents are made of is larger: rows of other batches, or all documents of a block.
+        return {**self.__dict__, "made": self.extents}
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -114,12 +130,35 @@ class LMBatch:
                 None if labels is None else labels[first : first + size],
                 self.label_kind,
                 number,
-                partial(_rows_of, self, first, first + size),
+                partial(_extents_of_rows, self, np.arange(first, first + size, dtype=np.int64)),
                 self.ignore_index,
                 self.reset_positions,
             )
             for first, size, number in zip(firsts, sizes, tokens, strict=True)
         ]
+
+    def take(self, rows: Ids) -> LMBatch:
+        """A batch of some rows, in this order. It reports cut documents where it has all rows.
+
+        Args:
+            rows: their numbers, int64, each at most once.
+        """
+        width, whole = self.shape[1], rows.size == len(self)
+        tokens = self.num_tokens
+        if not whole:
+            tokens = rows.size * width
+            if self.num_tokens < self.input_ids.size:
+                tokens = int(_extents_of_rows(self, rows).lengths.sum())
+        labels = self.given_labels
+        return replace(
+            self,
+            input_ids=self.input_ids[rows],
+            given_labels=None if labels is None else labels[rows],
+            num_tokens=tokens,
+            made=partial(_extents_of_rows, self, rows),
+            cut_documents=self.cut_documents if whole else 0,
+            cut_tokens=self.cut_tokens if whole else 0,
+        )
 
     def __repr__(self) -> str:
         rows, width = self.shape
@@ -192,6 +231,11 @@ class LMBatch:
         numbers = np.full(self._gaps_and_spans.size, -1, dtype=np.int64)
         numbers[1::2] = self.extents.documents
         return np.repeat(numbers, self._gaps_and_spans).reshape(self.shape)
+
+    @property
+    def source_ids(self) -> Ids:
+        """Number of each token's source in a mixture, int64, shape ``(b, s)``; -1 on padding."""
+        return self.document_ids >> SOURCE_SHIFT
 
     @cached_property
     def cu_seqlens(self) -> NDArray[np.int32]:
@@ -336,12 +380,30 @@ class LMBatch:
         return gaps_and_spans(self.extents.starts, self.extents.lengths, self.input_ids.size)
 
 
-def _rows_of(batch: LMBatch, first: int, stop: int) -> Extents:
-    """Positions of documents' tokens in some rows of a batch."""
-    whole, width = batch.extents, batch.shape[1]
-    low, high = np.searchsorted(whole.starts, (first * width, stop * width)).tolist()
-    part = slice(low, high)
-    return Extents(whole.starts[part] - first * width, whole.lengths[part], whole.documents[part])
+def _extents_of_rows(batch: LMBatch, rows: Ids) -> Extents:
+    """Positions of documents' tokens in some rows of a batch, in their order."""
+    return _reordered(batch.extents, batch.shape[1], rows)
+
+
+def _extents_of_parts(
+    made: Sequence[Extents | Callable[[], Extents]], begins: Ids, width: int, rows: Ids | None
+) -> Extents:
+    """Positions of documents' tokens in batches one after the other, whose rows then come in an order."""
+    parts = [one if isinstance(one, Extents) else one() for one in made]
+    whole = Extents(
+        np.concatenate([part.starts + begin for part, begin in zip(parts, begins.tolist(), strict=False)]),
+        np.concatenate([part.lengths for part in parts]),
+        np.concatenate([part.documents for part in parts]),
+    )
+    return whole if rows is None else _reordered(whole, width, rows)
+
+
+def _reordered(whole: Extents, width: int, rows: Ids) -> Extents:
+    first = np.searchsorted(whole.starts, rows * width)
+    counts = np.searchsorted(whole.starts, (rows + 1) * width) - first
+    part = ranges(first, counts)
+    shifts = np.repeat((np.arange(rows.size, dtype=np.int64) - rows) * width, counts)
+    return Extents(whole.starts[part] + shifts, whole.lengths[part], whole.documents[part])
 
 
 def gaps_and_spans(starts: Ids, lengths: Ids, size: int) -> Ids:

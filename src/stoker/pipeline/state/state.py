@@ -329,7 +329,7 @@ def check_same_order(state: Mapping[str, Any], sample_order: SampleOrder, what: 
         if appended:
             said.append(f"files were appended to {', '.join(map(repr, appended))} since, behind those that were there")
         if (changed or appended) and what == "state":
-            remedy += ", or call dataset.load_state_dict(state, change_streams=True) to continue with these streams"
+            remedy += ", or call load_state_dict(state, change_streams=True) to continue with these streams"
         raise StateError(f"this {what.partition('.')[0]} belongs to another order: {'; '.join(said)}. {remedy}")
     check_versions(theirs, ours, stream_urls(sample_order), what)
 
@@ -558,7 +558,7 @@ def _written_anew(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
 
 def _beside_streams(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     """Differences in settings that have nothing to do with which streams there are, and how much of each."""
-    free = {"epoch_size", "schedule", "streams"}
+    free = {"epoch_size", "schedule", "streams", "weights", "given"}
     if not ("batching_method" in theirs and "batching_method" in ours):
         free.add("batching_method")  # a stream alone has none
     before, now = ({name: value for name, value in order.items() if name not in free} for order in (theirs, ours))

@@ -1,46 +1,65 @@
-"""From token files and a layout to a sample order, and from a rank's part of the order to batches, a block at a time."""
+"""From token sources and a layout to sample orders, and from a rank's part of the order to batches, a block at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.order.global_batches import Remainder
-from stoker.order.part_plan import PartPlan
 from stoker.order.sample_order import Plan, Run
 from stoker.policy import TOKENS_AHEAD
-from stoker.tokens.batch import LMBatch
+from stoker.tokens.batch import SOURCE_SHIFT, LMBatch
 from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout
-from stoker.tokens.order.division import Granularity, RowGroupRuns, join_groups
-from stoker.tokens.order.prefetch import join_steps, read_ahead
-from stoker.tokens.order.token_order import BlockSpan, TokenOrder, TokenSampleOrder, TokenSettings, block_spans
+from stoker.tokens.order.division import Granularity, ReadSequence, RowGroupRuns, join_groups
+from stoker.tokens.order.prefetch import read_ahead
+from stoker.tokens.order.token_order import BatchSpans, TokenSampleOrder, TokenSettings, UnitOrder
 from stoker.tokens.sources.block_buffer import Gathered, LostDocuments
 from stoker.tokens.sources.source import TokenSource, describe_row
 
+_MOST: Final = 32
+"""The most batches that are made together."""
+
 
 class BlockBuilder:
-    """Makes blocks of documents out of groups of files, and batches of the blocks."""
+    """Makes blocks of documents out of groups of files of one or several sources, and batches of the blocks."""
 
-    def __init__(self, source: TokenSource, layout: TokenLayout) -> None:
-        self.source = source
+    def __init__(self, sources: Sequence[TokenSource], layout: TokenLayout) -> None:
+        self.sources = tuple(sources)
         self.settings = layout.settings
         self.layout = layout
-        self._cells = self._make_cells()
+        self._cells = [self._make_cells(source) for source in self.sources]
+
+    def source_of(self, document: int) -> tuple[TokenSource, int]:
+        """The source of a document, by the number that batches have, and its number there.
+
+        IndexError if there is no such source.
+        """
+        number, inside = document >> SOURCE_SHIFT, document & ((1 << SOURCE_SHIFT) - 1)
+        if not 0 <= number < len(self.sources):
+            raise IndexError(f"document {document}: documents are numbered from 0, among the rows of all files")
+        return self.sources[number], inside
 
     def sample_order(
-        self, granularity: Granularity | None, seed: int | None, shuffle_tokens: int, remainder: Remainder
+        self,
+        granularity: Granularity | None,
+        seed: int | None,
+        shuffle_tokens: int,
+        remainder: Remainder,
+        number: int = 0,
     ) -> TokenSampleOrder:
-        """The sample order over these files; ``seed`` is ``None`` for the order of files."""
-        layout = self.layout
+        """The sample order over the files of a source; ``seed`` is ``None`` for the order of files."""
+        layout, source = self.layout, self.sources[number]
+        groups, eos = source.groups, self.settings.eos_id is not None
         return TokenSampleOrder(
-            self.source.name,
-            self.source.about,
-            self._cells,
-            self.source.groups.files,
+            source.name,
+            source.about,
+            self._cells[number],
+            groups.files,
             TokenSettings(
                 layout=layout.name,
                 step=layout.step,
@@ -52,7 +71,8 @@ class BlockBuilder:
                 remainder=remainder,
                 said=layout.identity(),
             ),
-            self.source.url,
+            source.url,
+            int(groups.tokens.sum()) + (int(groups.rows.sum()) if eos else 0),
         )
 
     def batch_lists(
@@ -64,27 +84,30 @@ class BlockBuilder:
         last batch of a block may have fewer rows than ``batch_size``.
         """
         order = run.order
-        assert isinstance(order, TokenOrder)
-        steps = self.steps(order, run.plan, worker, begun, batch_size)
-        load = partial(self.load, order, last_blocks(order, run.plan))
-        self.source.rest()
+        assert isinstance(order, UnitOrder)
+        steps = self.steps(order, run.plan, worker, begun)
+        self.rest()
         try:
-            for parts in read_ahead(steps, load, self.layout.batch, threads):
-                yield LMBatch.concat(parts).split(batch_size)
+            load = partial(self.load, order, order.last_blocks(run.plan))
+            for parts, rows in read_ahead(steps, load, self.layout.batch, threads):
+                yield LMBatch.concat(parts, rows).split(batch_size)
         finally:
-            self.source.rest()
+            self.rest()
 
-    def steps(
-        self, order: TokenOrder, plan: Plan, worker: LoaderWorker, begun: int, batch_size: int
-    ) -> Iterator[list[BlockSpan]]:
-        """The batches that are left, as spans of sequences, some made together; arguments as :meth:`batch_lists`."""
-        steps, settings = block_spans(order, plan, worker.number, worker.count, begun), self.settings
-        if not self.layout.parts:
-            return steps
-        row_bytes = settings.seq_len * settings.output.itemsize * (1 if settings.labels == "none" else 2)
-        return join_steps(steps, batch_size, order.settings.step, row_bytes)
+    def rest(self) -> None:
+        """No group is needed soon: see :class:`TokenSource`."""
+        for source in self.sources:
+            source.rest()
 
-    def load(self, order: TokenOrder, last: Mapping[int, int], sequence: int, block: int) -> DocumentBlock:
+    def steps(self, order: UnitOrder, plan: Plan, worker: LoaderWorker, begun: int) -> Iterator[BatchSpans]:
+        """The batches that are left, some made together; arguments as those of :meth:`batch_lists`."""
+        settings, together = self.settings, 1
+        if self.layout.parts:
+            row_bytes = settings.seq_len * settings.output.itemsize * (1 if settings.labels == "none" else 2)
+            together = max(1, min(_MOST, order.bytes_together // (plan.batch_size * row_bytes)))
+        return order.steps(plan, worker.number, worker.count, begun, together)
+
+    def load(self, order: UnitOrder, last: Mapping[int, int], sequence: int, block: int) -> DocumentBlock:
         """Decode a block.
 
         ``last``: sequence to the last block of it that is read; the others are read to their ends.
@@ -92,65 +115,53 @@ class BlockBuilder:
         return self.layout.block(self.gather(order, last, sequence, block)[0])
 
     def gather(
-        self, order: TokenOrder, last: Mapping[int, int], sequence: int, block: int, *, salvage: bool = False
+        self, order: UnitOrder, last: Mapping[int, int], sequence: int, block: int, *, salvage: bool = False
     ) -> tuple[BlockInput, list[LostDocuments]]:
         """Decode the documents of a block; arguments as those of :meth:`load`.
 
         Where ``salvage``, documents that can not be read are no errors; they are listed.
         """
-        way = order.sequence(sequence)
-        self._fetch(order, sequence, block, last.get(sequence, way.blocks - 1))
+        way, number = order.sequence(sequence), order.source(sequence)
+        source, cells = self.sources[number], self._cells[number]
+        self._fetch(source, cells, way, block, last.get(sequence, way.blocks - 1))
         members = way.members(block)
-        cells = self._cells
         gathered = Gathered(int(cells.tokens[members].sum()), self.settings.limit)
         bounds = [0]
         with span(Stage.DECODE, int(cells.tokens[members].sum())):
             for cell in members.tolist():
                 for group in range(int(cells.bounds[cell]), int(cells.bounds[cell + 1])):
-                    gathered.add(self.source, group, salvage=salvage)
+                    gathered.add(source, group, salvage=salvage)
                 bounds.append(gathered.documents)
-            documents, numbers = gathered.finish(partial(describe_row, self.source))
+            documents, numbers = gathered.finish(partial(describe_row, source))
             documents.check(self.settings.limit)
         found = BlockInput(
             documents,
-            numbers,
+            numbers + (number << SOURCE_SHIFT) if number else numbers,
             np.array(bounds, dtype=np.int64),
             cells.amounts[members],
             int(way.starts[block]),
             order.key(sequence, block),
-            self.source.where(int(cells.bounds[members[0]])),
+            source.where(int(cells.bounds[members[0]])),
         )
         return found, gathered.lost
 
-    def _fetch(self, order: TokenOrder, sequence: int, block: int, last: int) -> None:
+    @staticmethod
+    def _fetch(source: TokenSource, cells: RowGroupRuns, way: ReadSequence, block: int, last: int) -> None:
         """Begin to fetch this block and some of those that follow."""
-        way = order.sequence(sequence)
         groups: list[int] = []
         tokens = 0
         for number in range(block, last + 1):
             for cell in way.members(number).tolist():
-                groups += range(int(self._cells.bounds[cell]), int(self._cells.bounds[cell + 1]))
-                tokens += int(self._cells.tokens[cell])
+                groups += range(int(cells.bounds[cell]), int(cells.bounds[cell + 1]))
+                tokens += int(cells.tokens[cell])
             if tokens > TOKENS_AHEAD and number > block:
                 break
-        self.source.fetch(groups)
+        source.fetch(groups)
 
-    def _make_cells(self) -> RowGroupRuns:
-        groups, layout = self.source.groups, self.layout
+    def _make_cells(self, source: TokenSource) -> RowGroupRuns:
+        groups, layout = source.groups, self.layout
         bounds = join_groups(groups, layout.rows_a_cell * self.settings.seq_len or 1)
         tokens = np.add.reduceat(groups.tokens, bounds[:-1])
         rows = np.add.reduceat(groups.rows, bounds[:-1])
-        amounts = layout.amounts(self.source, bounds, tokens, rows)
+        amounts = layout.amounts(source, bounds, tokens, rows)
         return RowGroupRuns(bounds, groups.file[bounds[:-1]], tokens, amounts)
-
-
-def last_blocks(order: TokenOrder, plan: Plan) -> Mapping[int, int]:
-    """Sequence number to the last block of it that this rank reads, where it reads one alone."""
-    if not isinstance(plan, PartPlan):
-        return {}
-    size = plan.rounds.size(plan.rank)
-    if not size:
-        return {}
-    position = np.array([order.part_position(plan.rank, size - 1)], dtype=np.int64)
-    sequence, block = order.split(order.last_block(position))
-    return {int(sequence[0]): int(block[0])}

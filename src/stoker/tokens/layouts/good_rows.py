@@ -22,12 +22,12 @@ from stoker.reading.replacement import Replacements, none_is_good
 from stoker.reading.sample_errors import SampleLocation
 from stoker.tokens.batch import Extents, LMBatch
 from stoker.tokens.layouts.base import DocumentBlock, TokenLayout
-from stoker.tokens.layouts.block_builder import BlockBuilder, last_blocks
+from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.order.prefetch import read_ahead
-from stoker.tokens.order.token_order import TokenOrder
+from stoker.tokens.order.token_order import UnitOrder
 from stoker.tokens.sources.block_buffer import LostDocuments
 from stoker.tokens.sources.ragged import Ragged
-from stoker.tokens.sources.source import TokenSource, describe_row
+from stoker.tokens.sources.source import describe_row
 from stoker.types import Ids
 
 # Blocks that are kept for rows that come in the place of others.
@@ -102,19 +102,21 @@ class GoodRowBuilder:
         self, run: Run, worker: LoaderWorker, begun: int, batch_size: int, threads: int
     ) -> Generator[list[LMBatch], None, None]:
         """Read what is left of an epoch; arguments as those of the builder's method."""
-        order, source, log = run.order, self._builder.source, self._log
-        assert isinstance(order, TokenOrder)
-        epoch = _EpochRows(self._builder, order, last_blocks(order, run.plan), replaces=self._replace)
-        steps = self._builder.steps(order, run.plan, worker, begun, batch_size)
-        source.rest()
+        order, builder, log = run.order, self._builder, self._log
+        assert isinstance(order, UnitOrder)
+        epoch = _EpochRows(builder, order, order.last_blocks(run.plan), replaces=self._replace)
+        steps = builder.steps(order, run.plan, worker, begun)
+        builder.rest()
         try:
-            for parts in read_ahead(steps, epoch.load, epoch.make, threads):
+            for parts, delivered in read_ahead(steps, epoch.load, epoch.make, threads):
                 if epoch.are_good(parts):
-                    together = LMBatch.concat(parts)
+                    together = LMBatch.concat(parts, delivered)
                     log.enter(len(together))
                     yield together.split(batch_size)
                     continue
                 rows = [(part, number) for part in parts for number in range(len(part))]
+                if delivered is not None:
+                    rows = [rows[number] for number in delivered.tolist()]
                 parts.clear()  # its blocks may go
                 for first in range(0, len(rows), batch_size):
                     here = rows[first : first + batch_size]
@@ -127,13 +129,13 @@ class GoodRowBuilder:
                     del batch
                 del rows
         finally:
-            source.rest()
+            builder.rest()
 
 
 class _EpochRows:
     """The rows of an epoch."""
 
-    def __init__(self, builder: BlockBuilder, order: TokenOrder, last: Mapping[int, int], *, replaces: bool) -> None:
+    def __init__(self, builder: BlockBuilder, order: UnitOrder, last: Mapping[int, int], *, replaces: bool) -> None:
         self._builder, self._layout, self._order, self._last = builder, builder.layout, order, last
         self._replaces = replaces
         self._lossy = False
@@ -181,29 +183,30 @@ class _EpochRows:
     ) -> tuple[LMBatch, Sequence[tuple[int, SampleError]]]:
         """A batch of rows without the bad ones, or with others in their places; and numbers and errors of the bad ones.
 
-        Steps of several parts are one batch; so a part without bad rows is in it whole.
+        Rows of a part that follow each other are made together.
         """
         parts: list[LMBatch] = []
         bad: list[tuple[int, SampleError]] = []
         number = 0
         while number < len(rows):
             part, first = rows[number]
-            if isinstance(part, LMBatch):
-                parts.append(part)
-                number += len(part)
-                continue
-            error = part.bad.get(first)
-            if error is not None:
+            errors = {} if isinstance(part, LMBatch) else part.bad
+            error = errors.get(first)
+            if error is not None and isinstance(part, _Rows):
                 bad.append((number, error))
                 if self._replaces:
                     parts.append(self._instead(part, first, error))
                 number += 1
                 continue
-            stop = number + 1
-            while stop < len(rows) and rows[stop][0] is part and rows[stop][1] not in part.bad:
-                stop += 1
-            parts.append(part.part(self._layout, first, stop - number))
-            number = stop
+            count = 1
+            while rows[number + count : number + count + 1] == [(part, first + count)] and first + count not in errors:
+                count += 1
+            if isinstance(part, _Rows):
+                parts.append(part.part(self._layout, first, count))
+            else:
+                whole = count == len(part)
+                parts.append(part if whole else part.take(np.arange(first, first + count, dtype=np.int64)))
+            number += count
         return LMBatch.concat(parts) if parts else _no_rows(rows[0][0]), bad
 
     # -- other rows ------------------------------------------------------------------------------------------------
@@ -268,10 +271,10 @@ class _EpochRows:
         return self._error_of(int(block.numbers[one.first]), block, one)
 
     def _error_of(self, document: int, block: _CheckedBlock, lost: LostDocuments) -> DecodeError:
-        source = self._builder.source
-        group, row, _ = source.groups.find(document)
+        source, inside = self._builder.source_of(document)
+        group, row, _ = source.groups.find(inside)
         error = DecodeError(
-            f"{describe_row(source, document)}: tokens of a row can not be read: {lost.reason}",
+            f"{describe_row(source, inside)}: tokens of a row can not be read: {lost.reason}",
             url=source.groups.files[int(source.groups.file[group])],
             shard=group,
             row=row,
@@ -324,12 +327,11 @@ def _batch(builder: BlockBuilder, run: Run, step: int, batch_size: int, on_bad_s
         return next(batches)[0]
 
 
-def document_location(source: TokenSource, document: int) -> SampleLocation:
-    """The file of a document, the number of its row group among those of all files, and its row there."""
+def document_location(builder: BlockBuilder, document: int) -> SampleLocation:
+    """The file of a document, the number of its row group among those of its source, and its row there."""
+    source, inside = builder.source_of(document)
     groups = source.groups
-    if document < 0 or not len(groups):
-        raise IndexError(f"document {document}: documents are numbered from 0, among the rows of all files")
-    group, row, _ = groups.find(document)
+    group, row, _ = groups.find(inside)
     # Of the last row group footers do not tell how many rows are empty.
     if group == len(groups) - 1 and row >= (rows := sum(len(part) for part in source.chunks(group))):
         raise IndexError(

@@ -10,11 +10,12 @@ Also the files and the rows of a rank, and what is told of them.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +29,11 @@ from stoker.types import Ids
 
 logger = logging.getLogger(__name__)
 
-_NUMBER: Final = (1 << PART_BITS) - 1
+UNIT_MASK: Final = (1 << PART_BITS) - 1
+"""The bits of a position that hold the number of its unit."""
+TOGETHER: Final = 1 << 14
+"""Units of which the blocks are looked up together."""
 _TAG_BLOCK: Final = 22
-_TOGETHER: Final = 1 << 14
 _BLOCK_BITS: Final = 32
 
 
@@ -69,12 +72,26 @@ class BlockSpan(NamedTuple):
         blocks: number of the first block that they need, and one past the last.
         inside: amounts of the first block before them.
         rows: number of units.
+        slot: number of the part that they are read in; a block is held until another one is read there.
     """
 
     sequence: int
     blocks: tuple[int, int]
     inside: int
     rows: int
+    slot: int
+
+
+class BatchSpans(NamedTuple):
+    """Batches that are made together.
+
+    Attributes:
+        spans: of their rows, as they are made.
+        rows: number of each row, as they are made, in the order in which they are delivered; ``None``: the same.
+    """
+
+    spans: list[BlockSpan]
+    rows: Ids | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +104,7 @@ class TokenStart(EpochStart):
 class TokenSampleOrder:
     """The :class:`~stoker.order.sample_order.SampleOrder` of a run over tokens.
 
-    ``about`` identifies the data, and has a ``fingerprint``; ``url`` is for messages.
+    ``about`` identifies the data, and has a ``fingerprint``; ``url`` is for messages; ``tokens`` are all, eos counted.
     """
 
     def __init__(
@@ -98,8 +115,10 @@ class TokenSampleOrder:
         files: Sequence[str],
         settings: TokenSettings,
         url: str = "",
+        tokens: int = 0,
     ) -> None:
-        self._url = url
+        self.url = url
+        self.tokens = tokens
         self.name = name
         self.about = dict(about)
         self.cells = cells
@@ -178,11 +197,99 @@ class TokenSampleOrder:
     @property
     def urls(self) -> dict[str, str]:
         """Stream name to URL, for messages."""
-        return {self.name: self._url}
+        return {self.name: self.url}
 
 
-class TokenOrder:
-    """Locates the units of an epoch."""
+class UnitOrder(ABC):
+    """Locates the units of an epoch on sequences of blocks, numbered from 0.
+
+    ``settings``: of the order, which all sequences share but for the seed. ``bytes_together``: memory of batches that are
+    made together: little beside a block, and it stays in the processor's cache.
+    """
+
+    settings: TokenSettings
+    bytes_together: ClassVar[int] = 4 << 20
+
+    @abstractmethod
+    def sequence(self, number: int) -> ReadSequence:
+        """A sequence of this epoch."""
+
+    @abstractmethod
+    def key(self, sequence: int, block: int) -> int | None:
+        """The key that shuffles a block's rows; ``None`` where they stay in order."""
+
+    def last_blocks(self, plan: Plan) -> Mapping[int, int]:  # noqa: ARG002 - which may tell
+        """Sequence number to the last block of it that a rank reads, where that is known not to be the sequence's last."""
+        return {}
+
+    @abstractmethod
+    def steps(self, plan: Plan, worker: int, workers: int, skip: int, together: int) -> Iterator[BatchSpans]:
+        """A plan's batches, up to so many together; other arguments as those of :meth:`Plan.chunks`."""
+
+    @abstractmethod
+    def _by_sequence(self, positions: Ids) -> Iterator[tuple[NDArray[np.bool_], int, Ids]]:
+        """For each of some sequences: which of the positions are on it, its number, and their units there."""
+
+    def source(self, sequence: int) -> int:  # noqa: ARG002 - there may be one alone
+        """Number of the source that a sequence is of."""
+        return 0
+
+    def _slots(self, sequences: Ids, units: Ids) -> Ids:  # noqa: ARG002 - which may tell more
+        """See :class:`BlockSpan`; int64 of the shape of ``units``, whose sequences are given. Default: these."""
+        return sequences
+
+    @staticmethod
+    def split(blocks: Ids) -> tuple[Ids, Ids]:
+        """Sequences and numbers of blocks as :meth:`locate` gives them."""
+        return blocks >> _BLOCK_BITS, blocks & ((1 << _BLOCK_BITS) - 1)
+
+    def locate(self, positions: Ids) -> tuple[Ids, Ids]:
+        """The block in which the unit of each position begins, as ``sequence << 32 | block``, and amounts of it before."""
+        return self.block_of(self._units(positions))
+
+    def _units(self, positions: Ids) -> Ids:
+        """Positions of a plan as units that :meth:`_by_sequence` knows, of which neighbours follow each other."""
+        return positions
+
+    def block_of(self, positions: Ids) -> tuple[Ids, Ids]:
+        """:meth:`locate` of units."""
+        blocks, inside = np.empty_like(positions), np.empty_like(positions)
+        for here, number, units in self._by_sequence(positions):
+            sequence, amounts = self.sequence(number), units * self.settings.step
+            found = sequence.find(amounts)
+            blocks[here] = found | number << _BLOCK_BITS
+            inside[here] = amounts - sequence.starts[found]
+        return blocks, inside
+
+    def last_block(self, positions: Ids) -> Ids:
+        """The last block that each unit needs, as ``sequence << 32 | block``."""
+        blocks = np.empty_like(positions)
+        for here, number, units in self._by_sequence(positions):
+            sequence = self.sequence(number)
+            ends = np.minimum((units + 1) * self.settings.step + self.settings.reach, sequence.total)
+            blocks[here] = sequence.find(ends - 1) | number << _BLOCK_BITS
+        return blocks
+
+    def spans(self, positions: Ids, begins: Ids) -> Iterator[list[BlockSpan]]:
+        """Lists of units as spans of sequences.
+
+        ``begins``: where each list begins in ``positions``, and the number of all; int64.
+        """
+        fresh = np.ones(positions.size, dtype=bool)
+        np.not_equal(positions[1:], positions[:-1] + 1, out=fresh[1:])
+        fresh[begins[:-1]] = True
+        at = np.flatnonzero(fresh)
+        counts = np.diff(at, append=positions.size)
+        found, inside = self.block_of(positions[at])
+        (sequences, first), (_, last) = self.split(found), self.split(self.last_block(positions[at + counts - 1]))
+        columns = sequences, first, last + 1, inside, counts, self._slots(sequences, positions[at])
+        made = [BlockSpan(t, (a, b), i, n, s) for t, a, b, i, n, s in zip(*(c.tolist() for c in columns), strict=True)]
+        bounds = np.searchsorted(at, begins).tolist()
+        return (made[a:b] for a, b in pairwise(bounds))
+
+
+class TokenOrder(UnitOrder):
+    """The units of a home world's parts."""
 
     def __init__(self, cells: RowGroupRuns, division: TokenDivision, settings: TokenSettings, epoch: int) -> None:
         self.cells = cells
@@ -200,66 +307,63 @@ class TokenOrder:
 
     def key(self, sequence: int, block: int) -> int | None:
         """The key that shuffles a block's rows; ``None`` where they stay in order."""
-        seed = self.settings.seed
-        if seed is None:
-            return None
-        first = int(self.sequence(sequence).members(block)[0])
-        return mix(seed, _TAG_BLOCK, self.epoch, first)
+        return block_key(self.settings.seed, self.epoch, self.sequence(sequence), block)
 
-    def part_position(self, part: int, number: int) -> int:
-        """The position of a part's unit."""
-        return part << PART_BITS | number
+    def last_blocks(self, plan: Plan) -> Mapping[int, int]:
+        """See :meth:`UnitOrder.last_blocks`; known where the rank reads one part alone."""
+        if not isinstance(plan, PartPlan) or not (size := plan.rounds.size(plan.rank)):
+            return {}
+        position = np.array([plan.rank << PART_BITS | (size - 1)], dtype=np.int64)
+        sequence, block = self.split(self.last_block(position))
+        return {int(sequence[0]): int(block[0])}
 
-    @staticmethod
-    def split(blocks: Ids) -> tuple[Ids, Ids]:
-        """Sequences and numbers of blocks as :meth:`locate` gives them."""
-        return blocks >> _BLOCK_BITS, blocks & ((1 << _BLOCK_BITS) - 1)
+    def steps(self, plan: Plan, worker: int, workers: int, skip: int, together: int) -> Iterator[BatchSpans]:
+        """See :meth:`UnitOrder.steps`; batches that follow each other within one block are made together."""
+        return map(BatchSpans, self._joined(self._batches(plan, worker, workers, skip), plan.batch_size, together))
 
-    def locate(self, positions: Ids) -> tuple[Ids, Ids]:
-        """The block in which each unit begins, as ``sequence << 32 | block``, and amounts of the block before it."""
-        blocks, inside = np.empty_like(positions), np.empty_like(positions)
-        for here, number, units in self._by_part(positions):
-            sequence, amounts = self.sequence(number), units * self.settings.step
-            found = sequence.find(amounts)
-            blocks[here] = found | number << _BLOCK_BITS
-            inside[here] = amounts - sequence.starts[found]
-        return blocks, inside
+    def _batches(self, plan: Plan, worker: int, workers: int, skip: int) -> Iterator[list[BlockSpan]]:
+        for batches in plan.chunks(TOGETHER, worker, workers, skip):
+            yield from self.spans(*joined_batches(batches))
 
-    def last_block(self, positions: Ids) -> Ids:
-        """The last block that is needed to make each unit, as ``sequence << 32 | block``."""
-        blocks = np.empty_like(positions)
-        for here, number, units in self._by_part(positions):
-            sequence = self.sequence(number)
-            ends = np.minimum((units + 1) * self.settings.step + self.settings.reach, sequence.total)
-            blocks[here] = sequence.find(ends - 1) | number << _BLOCK_BITS
-        return blocks
+    def _joined(self, batches: Iterator[list[BlockSpan]], rows: int, together: int) -> Iterator[list[BlockSpan]]:
+        held: BlockSpan | None = None
+        for spans in batches:
+            one = spans[0]
+            if held is not None:
+                end = held.inside + held.rows * self.settings.step
+                if (
+                    held.rows < rows * together
+                    and len(spans) == 1
+                    and one.rows == rows
+                    and (one.sequence, one.blocks, one.inside) == (held.sequence, held.blocks, end)
+                ):
+                    held = held._replace(rows=held.rows + rows)
+                    continue
+                yield [held]
+                held = None
+            if len(spans) == 1 and one.rows == rows and one.blocks[1] - one.blocks[0] == 1:
+                held = one
+            else:
+                yield spans
+        if held is not None:
+            yield [held]
 
-    def _by_part(self, positions: Ids) -> Iterator[tuple[NDArray[np.bool_], int, Ids]]:
-        """For each part: which of the positions are its, the number of its sequence, and their units there."""
+    def _by_sequence(self, positions: Ids) -> Iterator[tuple[NDArray[np.bool_], int, Ids]]:
         parts = positions >> PART_BITS
         for part in np.unique(parts).tolist():
             here = parts == part
-            yield here, self.division.sequence_of(part), self.division.firsts[part] + (positions[here] & _NUMBER)
+            yield here, self.division.sequence_of(part), self.division.firsts[part] + (positions[here] & UNIT_MASK)
 
 
-def block_spans(
-    order: TokenOrder, plan: Plan, worker: int = 0, workers: int = 1, skip: int = 0
-) -> Iterator[list[BlockSpan]]:
-    """A plan's batches as spans of sequences, batch by batch; arguments as those of :meth:`Plan.chunks`."""
-    for batches in plan.chunks(_TOGETHER, worker, workers, skip):
-        positions = batches[0] if len(batches) == 1 else np.concatenate(batches)
-        begins = np.cumsum([0, *(len(batch) for batch in batches)])
-        fresh = np.ones(positions.size, dtype=bool)
-        np.not_equal(positions[1:], positions[:-1] + 1, out=fresh[1:])
-        fresh[begins[:-1]] = True
-        at = np.flatnonzero(fresh)
-        counts = np.diff(at, append=positions.size)
-        found, inside = order.locate(positions[at])
-        (sequences, first), (_, last) = order.split(found), order.split(order.last_block(positions[at + counts - 1]))
-        columns = sequences, first, last + 1, inside, counts
-        made = [BlockSpan(t, (a, b), i, n) for t, a, b, i, n in zip(*(c.tolist() for c in columns), strict=True)]
-        bounds = np.searchsorted(at, begins).tolist()
-        yield from (made[a:b] for a, b in pairwise(bounds))
+def block_key(seed: int | None, epoch: int, sequence: ReadSequence, block: int) -> int | None:
+    """The key that shuffles a block's rows in an epoch; ``None`` where they stay in order."""
+    return None if seed is None else mix(seed, _TAG_BLOCK, epoch, int(sequence.members(block)[0]))
+
+
+def joined_batches(batches: Sequence[Ids]) -> tuple[Ids, Ids]:
+    """The positions of batches in one array, where each begins in it, and the number of all; int64."""
+    positions = batches[0] if len(batches) == 1 else np.concatenate(batches)
+    return positions, np.cumsum([0, *(len(batch) for batch in batches)])
 
 
 _WORDS = {"file": "file", "row_group": "row group", "row": "row"}
@@ -290,6 +394,10 @@ class RankFiles:
             found = PartFiles.of(self._sample_order.cells, self.division(data_rank), data_rank.rank)
             self._known = {(data_rank.world_size, data_rank.rank): found}
         return found
+
+    def tokens(self, data_rank: DataRank) -> int:
+        """Tokens of a rank's files; where rows are divided, about."""
+        return self.division(data_rank).tokens(self._sample_order.cells, data_rank.rank)
 
     def done(self, data_rank: DataRank, position: EpochPosition, plan: Plan, batches: int) -> int:
         """The number of a rank's files that have had their share after some batches of a plan from a position on."""

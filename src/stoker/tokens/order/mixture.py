@@ -1,0 +1,343 @@
+"""The order of a run over several token sources, mixed by tokens.
+
+Rows are of one source each, so what is mixed are rows: :class:`~stoker.order.native.NativeOrder` says how many rows of each
+source an epoch has, and which come in which global batch, by numbers that count on from epoch to epoch. Every global batch
+has each source in its exact share, and what a run has had of a source is all numbers below one. So any world can go on
+anywhere, and weights and sources can change there.
+
+A number of a source is a row of a pass over it. A pass is one sequence of blocks, divided into as many parts as there are
+canonical nodes. Numbers go round the parts, as the numbers of a node do: so a rank reads some parts of each source, and a
+few rows of its neighbours'. Nothing of this depends on the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.arguments import must_be, must_know
+from stoker.errors import ConfigError, StateError
+from stoker.lazy import cached_property
+from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture
+from stoker.order.mixture.reached import RunOrigin, RunProgress
+from stoker.order.mixture.schedule import Schedule
+from stoker.order.mixture.stream_locator import MixedOrder
+from stoker.order.mixture.stream_quotas import stream_key, twin_numbers
+from stoker.order.mixture.weights import StreamWeight
+from stoker.order.native import NativeOrder
+from stoker.order.part_plan import PART_BITS
+from stoker.order.sample_order import DataRank, EpochPosition, Plan, Run
+from stoker.order.selection import Everything
+from stoker.order.settings import NativeSettings, StreamSource
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.tokens.order.division import ReadSequence, TokenDivision
+from stoker.tokens.order.token_order import (
+    TOGETHER,
+    UNIT_MASK,
+    BatchSpans,
+    TokenSampleOrder,
+    TokenSettings,
+    UnitOrder,
+    block_key,
+    joined_batches,
+)
+from stoker.types import Ids
+
+_NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
+_MOST_SEQUENCES: Final = (1 << 21) - 1
+_LAID: Final = 64
+"""Passes that are kept laid out, beside one of each source."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceWeights:
+    """The share of each source.
+
+    Attributes:
+        shares: parts of the tokens of training, by source, or a schedule of them, whose times are tokens. ``None``: all of
+            each source, once or as :attr:`repeat` says.
+        repeat: how often an epoch has each token of a source; 1 where it is not named.
+        epoch_tokens: tokens of an epoch. Default: as many as all sources have.
+    """
+
+    shares: Mapping[str, float] | Schedule | None = None
+    repeat: Mapping[str, float] | None = None
+    epoch_tokens: int | None = None
+
+    def check(self, names: Sequence[str]) -> None:
+        """ConfigError if they do not go together, or name other sources than there are."""
+        must_be("a dict of at least one source", bool(names), source={})
+        alone = self.shares is None and self.epoch_tokens is None
+        must_be("left out beside weights= and epoch_tokens=", alone or self.repeat is None, repeat=self.repeat)
+        must_know("source", self.repeat or (), names, "repeat=: ")
+        if isinstance(self.shares, Mapping):
+            must_know("source", self.shares, names, "weights=: ")
+            missing = [name for name in names if name not in self.shares]
+            must_be(f"of all sources, 0 for none: {missing} have none", not missing, weights=dict(self.shares))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For states, JSON-serialisable."""
+        shares = self.shares.as_dict() if isinstance(self.shares, Schedule) else self.shares
+        told = {"shares": shares, "repeat": self.repeat, "epoch_tokens": self.epoch_tokens}
+        return {name: value for name, value in told.items() if value is not None}
+
+    @classmethod
+    def read(cls, value: Any) -> SourceWeights:
+        """Read what :meth:`as_dict` has told. StateError if it is damaged."""
+        try:
+            shares = value.get("shares")
+            if shares is not None and "points" in shares:
+                return cls(**{**value, "shares": Schedule.from_dict(shares)})
+            for weight in (shares or {}).values():
+                StreamWeight(proportion=weight)
+            return cls(**value)
+        except (AttributeError, LookupError, TypeError, ValueError, ConfigError) as error:
+            raise StateError(f"this state should have the weights of its sources, found {value!r}") from error
+
+
+class TokenMixture:
+    """The :class:`~stoker.order.sample_order.SampleOrder` of a run over several token sources.
+
+    Args:
+        sources: the order of each source alone, by name; all with the same settings, and divided by rows.
+        seq_len: tokens in a row.
+        weights: of the sources.
+        given: as the loader was made with them, for states.
+        parts: of each pass: canonical nodes.
+
+    Raises:
+        ConfigError: a source has less than a row, or weights make no sense.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, TokenSampleOrder],
+        seq_len: int,
+        weights: SourceWeights,
+        given: SourceWeights,
+        parts: int,
+    ) -> None:
+        weights.check(list(sources))
+        self.sources = dict(sources)
+        self.settings = next(iter(sources.values())).settings
+        self.weights, self.given, self._parts = weights, given, parts
+        self._native = self._mix(seq_len)
+
+    def _mix(self, seq_len: int) -> NativeOrder:
+        mean, streams = {}, []
+        for name, source in self.sources.items():
+            rows = source.division(1).rounds.total
+            if not rows:
+                raise ConfigError(
+                    f"source {name!r} has fewer tokens than a row of {seq_len}, and there is no pad_id to fill it up: leave "
+                    "the source out, or give pad_id"
+                )
+            mean[name] = min(source.tokens / rows, seq_len)
+            table = ShardTable(np.array([rows], dtype=np.int64))
+            streams.append(
+                StreamSource(
+                    name,
+                    table,
+                    Everything(table),
+                    self._weight(name, mean[name]),
+                    source.about["fingerprint"],
+                    url=source.url,
+                    about=partial(dict, source.about, rows=rows),
+                )
+            )
+        tokens, shares = self.weights.epoch_tokens, self.weights.shares
+        settings = NativeSettings(
+            shuffle="none" if self.settings.seed is None else "shard",
+            seed=self.settings.seed or 0,
+            num_canonical_nodes=self._parts,
+            epoch_size=None if tokens is None else max(1, tokens // seq_len),
+            batching_method="stratified",
+            schedule=_by_rows(shares, mean, seq_len) if isinstance(shares, Schedule) else None,
+            remainder=self.settings.remainder,
+        )
+        return NativeOrder(streams, settings)
+
+    def _weight(self, name: str, mean: float) -> StreamWeight:
+        shares, repeat = self.weights.shares, self.weights.repeat
+        if repeat is not None:
+            return StreamWeight(repeat=repeat.get(name, 1))
+        return StreamWeight() if shares is None or isinstance(shares, Schedule) else StreamWeight(shares[name] / mean)
+
+    # -- description -----------------------------------------------------------------------------------------------
+
+    @property
+    def epoch_size(self) -> int:
+        """Rows in an epoch."""
+        return self._native.epoch_size
+
+    @property
+    def origin(self) -> RunOrigin:
+        """The point at which weights or sources were changed last."""
+        return self._native.origin
+
+    @property
+    def urls(self) -> Mapping[str, str]:
+        """Source name to URL, for messages."""
+        return self._native.urls
+
+    @property
+    def repeats(self) -> bool:
+        """Whether an epoch may have a row more than once."""
+        return self._native.repeats
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything that decides which row comes when."""
+        told = self._native.as_dict()
+        order = next(iter(self.sources.values())).as_dict()["order"] | told["order"]
+        for name in ("granularity", "shuffle", "partition"):
+            del order[name]
+        order["seed"] = self.settings.seed
+        order |= {"weights": self.weights.as_dict(), "given": self.given.as_dict()}
+        return {"streams": told["streams"], "order": order}
+
+    # -- epochs ----------------------------------------------------------------------------------------------------
+
+    def run(self, position: EpochPosition, data_rank: DataRank) -> Run:
+        """The rows of one reader; the order is a :class:`MixedUnits`."""
+        run = self._native.run(position, data_rank)
+        # A plan over one source has positions, and not codes.
+        mixture = run.order.mixture if isinstance(run.order, MixedOrder) else None
+        return Run(MixedUnits(list(self.sources.values()), self._seeds, self._parts, mixture), run.plan)
+
+    @cached_property
+    def _seeds(self) -> Sequence[int | None]:
+        fingerprints = {name: str(source.about["fingerprint"]) for name, source in self.sources.items()}
+        twins, seed = twin_numbers(fingerprints, self.origin.twins), self.settings.seed
+        return [None if seed is None else stream_key(seed, text, twins[name]) for name, text in fingerprints.items()]
+
+    # -- a run whose sources change: see stoker.order.capabilities.StreamHistory -------------------------------------
+
+    def consumed(self, position: EpochPosition) -> dict[str, int]:
+        """Rows of each source that are used up when the epoch ends, or before it."""
+        return self._native.consumed(position)
+
+    def reached(
+        self, told: Mapping[str, Any], origin: RunOrigin, point: EpochPosition, inside: DataRank | None
+    ) -> RunProgress | None:
+        """The progress of a run in this order with other sources."""
+        return self._native.reached(told, origin, point, inside)
+
+    def with_changed_streams(self, origin: RunOrigin) -> TokenMixture:
+        """This order, restarted where sources or weights were changed."""
+        if origin.passed:
+            raise StateError("this state passed over rows, as no run of a mixture of tokens does: it is damaged")
+        changed = TokenMixture.__new__(TokenMixture)
+        changed.__dict__.update({name: value for name, value in self.__dict__.items() if name != "_seeds"})
+        changed._native = self._native.with_changed_streams(origin)
+        return changed
+
+    def first_shards(self, name: str, samples: int) -> Sequence[Mapping[str, Any]]:
+        """No source is told by its first files alone."""
+        return self._native.first_shards(name, samples)
+
+
+def _by_rows(schedule: Schedule, mean: Mapping[str, float], seq_len: int) -> Schedule:
+    """A schedule of shares of tokens at times in tokens, as one of shares of rows at times in rows."""
+    return Schedule(
+        tuple(
+            (
+                time // seq_len if isinstance(time, int) else time,
+                tuple((name, weight / mean.get(name, 1.0)) for name, weight in weights),
+            )
+            for time, weights in schedule.points
+        ),
+        schedule.interpolate,
+    )
+
+
+class MixedUnits(UnitOrder):
+    """The units of several sources, pass after pass; positions are numbers of rows of a source.
+
+    A *sequence* is a pass over a source here.
+
+    Args:
+        sources: the orders of the sources.
+        seeds: of each; ``None`` without shuffling.
+        parts: of each pass.
+        mixture: which row comes at which position, where plans have positions.
+    """
+
+    bytes_together = 16 << 20  # so that rows which are made together are many of each source, too
+
+    def __init__(
+        self,
+        sources: Sequence[TokenSampleOrder],
+        seeds: Sequence[int | None],
+        parts: int,
+        mixture: EpochMixture | None,
+    ) -> None:
+        self.settings: TokenSettings = sources[0].settings
+        self._sources, self._seeds, self._mixture = sources, seeds, mixture
+        self._divisions: list[TokenDivision] = [source.division(parts) for source in sources]
+        self._parts = parts
+        self._laid = lru_cache(maxsize=_LAID + len(sources))(self._lay)
+
+    def sequence(self, number: int) -> ReadSequence:
+        """A pass over a source."""
+        return self._laid(number)
+
+    def _lay(self, number: int) -> ReadSequence:
+        passes, source = divmod(number, len(self._sources))
+        cells, block_tokens = self._sources[source].cells, max(1, self.settings.block_tokens // self._parts)
+        return self._divisions[source].sequence(cells, 0, self._seeds[source], passes, block_tokens)
+
+    def key(self, sequence: int, block: int) -> int | None:
+        """See :meth:`UnitOrder.key`."""
+        passes, source = divmod(sequence, len(self._sources))
+        return block_key(self._seeds[source], passes, self.sequence(sequence), block)
+
+    def source(self, sequence: int) -> int:
+        """See :meth:`UnitOrder.source`."""
+        return sequence % len(self._sources)
+
+    def steps(self, plan: Plan, worker: int, workers: int, skip: int, together: int) -> Iterator[BatchSpans]:
+        """See :meth:`UnitOrder.steps`; rows are made source by source, in the order of each source."""
+        for batches in plan.chunks(TOGETHER, worker, workers, skip):
+            numbers, begins = joined_batches(batches)
+            begins = np.append(begins[:-1:together], begins[-1])
+            group = np.repeat(np.arange(begins.size - 1), np.diff(begins))
+            units = self._units(numbers)
+            order = np.lexsort((units, group))
+            rows: Ids = np.empty_like(order)
+            rows[order] = np.arange(order.size) - begins[group]
+            for number, spans in enumerate(self.spans(units[order], begins)):
+                yield BatchSpans(spans, rows[begins[number] : begins[number + 1]])
+
+    def _units(self, positions: Ids) -> Ids:
+        codes = positions if self._mixture is None else self._mixture.codes(positions)
+        streams, found = codes >> NUMBER_BITS, np.empty_like(codes)
+        for source in np.unique(streams).tolist():
+            here = np.flatnonzero(streams == source)
+            division = self._divisions[source]
+            passes, inside = np.divmod(codes[here] & _NUMBER_MASK, division.rounds.total)
+            positions = division.rounds.to_part_positions(inside)
+            units = division.firsts[positions >> PART_BITS] + (positions & UNIT_MASK)
+            sequences = passes * len(self._sources) + source
+            few = int(sequences.max(initial=0)) <= _MOST_SEQUENCES
+            must_be(f"fewer over a source of {division.rounds.total} rows", few, passes=int(passes.max(initial=0)))
+            found[here] = sequences << PART_BITS | units
+        return found
+
+    def _slots(self, sequences: Ids, units: Ids) -> Ids:
+        sources, slots = sequences % len(self._sources), np.empty_like(sequences)
+        for source in np.unique(sources).tolist():
+            here = np.flatnonzero(sources == source)
+            parts = np.searchsorted(self._divisions[source].firsts, units[here] & UNIT_MASK, side="right") - 1
+            slots[here] = source * self._parts + parts
+        return slots
+
+    def _by_sequence(self, positions: Ids) -> Iterator[tuple[NDArray[np.bool_], int, Ids]]:
+        sequences = positions >> PART_BITS
+        for number in np.unique(sequences).tolist():
+            here = sequences == number
+            yield here, number, positions[here] & UNIT_MASK
