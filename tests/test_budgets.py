@@ -23,14 +23,14 @@ from stoker import MDSWriter, StreamingDataset
 
 SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
-    "lines": 96_442,
+    "lines": 96_788,
     "modules": 479,
-    "raise ConfigError": 789,
+    "raise ConfigError": 794,
     "classes with after_fork": 7,
     "parameters of StreamingDataset": 35,
     "functions of a constructor": 202,
-    "functions until the first batch": 295,
-    "modules imported": 180,
+    "functions until the first batch": 294,
+    "modules imported": 179,
 }
 """The most of each. ``lines`` and ``modules`` are of ``src/stoker``; ``functions`` are named ones of the package that run in
 any thread, of one local dataset of two columns, shuffled, with defaults; ``modules imported`` are of the package, by ``from
