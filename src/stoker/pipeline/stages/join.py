@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -89,7 +89,14 @@ class Join(SamplesStage):
             asked = list(islice(columns[self._key], len(chunk)))
             columns = {**columns, self._key: asked}
         ids = self._ids(chunk, chunk.places, asked)
-        beside_them = self._reader.columnwise(ids, asked) if int(ids.min()) >= 0 else None
+        there = np.flatnonzero(ids >= 0)
+        if len(there) < len(ids) and self._step.missing != "none":
+            return None
+        beside_them = self._reader.columnwise(ids[there], taken(asked, there))
+        if beside_them and len(there) < len(ids):
+            self._check_keys()
+            flags = (ids >= 0).tolist()
+            beside_them = {name: _or_none(values, flags) for name, values in beside_them.items()}
         return None if beside_them is None else replace(chunk, values={**columns, **beside_them})
 
     def make(self, chunk: Chunk, samples: Sequence[Numbered], bad: dict[int, SampleError]) -> list[Any]:
@@ -231,6 +238,12 @@ class Layout(ChunkStage):
 
     def _named(self, values: Batch) -> Batch:
         return {name: values[before] for name, before in self._names}
+
+
+def _or_none(values: Iterable[Any], flags: Sequence[bool]) -> Iterator[Any]:
+    """Values where there is one, ``None`` elsewhere."""
+    taken_in_turn = iter(values)
+    return (next(taken_in_turn) if there else None for there in flags)
 
 
 def _value(column: Column, row: int) -> Any:
