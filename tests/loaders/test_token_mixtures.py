@@ -185,6 +185,26 @@ def test_global_batches_are_the_same_in_every_world(layout: Any) -> None:
     assert all(other == found[0] for other in found[1:])
 
 
+def test_a_change_and_a_resume_give_the_same_global_batches_in_every_world() -> None:
+    found = []
+    for worlds in ((1, 1), (2, 4), (12, 3)):
+        steps: list[list[tuple[int, ...]]] = []
+        weights, state = {"web": 3, "books": 2, "code": 1}, None
+        for world in worlds:
+            loaders = opened(sources(0, 1, 2, tokens=3000), world, weights=weights, batch_size=12 // world)
+            for loader in loaders:
+                if state is not None:
+                    loader.load_state_dict(state)
+            run = Ranks(loaders)
+            steps += run.steps(7)
+            for loader in loaders:
+                loader.set_weights({"web": 1, "books": 2, "code": 3 + len(steps)})
+            steps += run.steps(7)
+            state = loaders[-1].state_dict()
+        found.append([sorted(rows) for rows in steps])
+    assert found[0] == found[1] == found[2]
+
+
 EDITS = st.sampled_from(["go on", "other world", "weights", "weights by state", "remove", "add"])
 
 
