@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,7 +23,15 @@ from stoker.reading.sample_errors import (
     location_at,
     location_of,
 )
-from stoker.reading.samples import SampleRun, distinct_shards, iterate_samples, make_all, read_sample, read_samples
+from stoker.reading.samples import (
+    SampleRun,
+    distinct_shards,
+    iterate_columns,
+    iterate_samples,
+    make_all,
+    read_sample,
+    read_samples,
+)
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids, Sample, Transform
 
@@ -58,8 +66,12 @@ class Rows(Protocol):
         """The samples one by one, each made when it is asked for."""
         ...
 
+    def iterate_columns(self, shards: Ids, rows: Ids) -> dict[str, Iterable[Any]] | None:
+        """The columns of which these are made, to be taken in place of them; ``None``: there are none."""
+        ...
+
     def each(self, shards: Ids, rows: Ids) -> SampleRun:
-        """The same, each by itself: an error is of the sample that is asked for."""
+        """Those samples, each by itself: an error is of the sample that is asked for."""
         ...
 
     def named(self, shard: int, row: int, error: Exception) -> SampleError:
@@ -112,6 +124,9 @@ class RowReader:
 
     def iterate(self, shards: Ids, rows: Ids) -> SampleRun:
         return iterate_samples(self.pool, shards, rows, self.columns)
+
+    def iterate_columns(self, shards: Ids, rows: Ids) -> dict[str, Iterable[Any]] | None:
+        return iterate_columns(self.pool, shards, rows, self.columns)
 
     def iterate_timed(self, shards: Ids, rows: Ids, transform: Transform | None, run: SampleRun | None) -> SampleRun:
         """Samples, or what a transform makes of each, as they are asked for; a trace shows how long they take.

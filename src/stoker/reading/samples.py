@@ -36,13 +36,11 @@ class SampleRun:
         samples: the samples, each made when it is asked for.
         remaining: an iterator whose length hint is the number of samples not yet taken.
         gaps: whether something stands among them for samples that are left out, or that come several for one.
-        columns: what samples are made of that are all laid out alike, to be taken in place of them; ``None``: they are not.
     """
 
     samples: Iterator[Any]
     remaining: Iterator[Any]
     gaps: bool = False
-    columns: dict[str, Iterable[Any]] | None = None
 
     @classmethod
     def of(cls, samples: list[Any], *, gaps: bool = False) -> SampleRun:
@@ -156,11 +154,8 @@ def iterate_samples(
     remaining = iter(range(len(rows)))
     try:
         if _alike(readers):
-            begun = begin_span()
-            columnwise = get_format(readers[0].format).iterate_many(readers, which, rows, columns)
-            end_span(Stage.DECODE, begun)  # samples are counted as they are taken
-            columnwise = _with_ids(columnwise, pool, shards, rows, one_by_one=True)
-            return SampleRun(make_dicts(columnwise, remaining, failed, clock), remaining, columns=columnwise)
+            columnwise = _columnwise(pool, readers, which, shards, rows, columns)
+            return SampleRun(make_dicts(columnwise, remaining, failed, clock), remaining)
         samples: list[Sample | None] = [None] * len(rows)
         with span(Stage.DECODE, 0 if clock is None else len(rows)):
             for here, chosen, which_of_them in _kinds(readers, which):
@@ -172,6 +167,33 @@ def iterate_samples(
         named, cause = failed(0, error)
         raise named from cause
     return SampleRun.of(samples)
+
+
+def iterate_columns(
+    pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None = None
+) -> dict[str, Iterable[Any]] | None:
+    """The columns of which :func:`iterate_samples` makes samples, to be taken in place of them; ``None``: the shards are not
+    laid out alike."""
+    readers, which = _open(pool, shards)
+    try:
+        return _columnwise(pool, readers, which, shards, rows, columns) if _alike(readers) else None
+    except Exception as error:  # noqa: BLE001 - as above
+        named, cause = decode_error(pool, shards, rows, columns, error)
+        raise named from cause
+
+
+def _columnwise(
+    pool: ShardPool,
+    readers: list[ShardReader],
+    which: Ids,
+    shards: Ids,
+    rows: Ids,
+    columns: Sequence[str] | None,
+) -> dict[str, Iterable[Any]]:
+    begun = begin_span()
+    found = get_format(readers[0].format).iterate_many(readers, which, rows, columns)
+    end_span(Stage.DECODE, begun)  # samples are counted as they are taken
+    return _with_ids(found, pool, shards, rows, one_by_one=True)
 
 
 def distinct(shards: Ids, count: int) -> tuple[Ids, Ids]:

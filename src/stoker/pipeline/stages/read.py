@@ -95,7 +95,7 @@ class ReadSamples(ChunkStage):
         """See the base class."""
         if self._functions is not None or chunk.values is not None or chunk.kept is not None or not len(chunk):
             return None
-        columns = self._reader.iterate(chunk.shards, chunk.rows).columns
+        columns = self._reader.iterate_columns(chunk.shards, chunk.rows)
         return None if columns is None else replace(chunk, values=columns)
 
 

@@ -191,6 +191,9 @@ class _ArrayRows:
 
     each = iterate
 
+    def iterate_columns(self, shards: Ids, rows: Ids) -> None:
+        """Samples are made of arrays that are there as they are."""
+
     def named(self, shard: int, row: int, error: Exception) -> SampleError:  # noqa: ARG002
         raise error
 
