@@ -337,11 +337,12 @@ def sample_orders(draw: st.DrawFn, *, static: bool | None = None) -> NativeOrder
 
 
 def fits(sample_order: NativeOrder, world: int) -> bool:
-    """Whether all parts of all tracks have samples."""
+    """Whether all parts of all tracks have samples, in the first epochs."""
     if not sample_order.settings.partition.static:
         return True
     try:
-        sample_order.run(EpochPosition(0), DataRank(0, world, 1, 1))
+        for epoch in range(4):  # which are not alike
+            sample_order.run(EpochPosition(epoch), DataRank(0, world, 1, 1))
         parts = sample_order._static_epochs.counts(0, world)[0].sum(axis=0)
     except ConfigError:
         return False
