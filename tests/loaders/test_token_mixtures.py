@@ -324,11 +324,24 @@ def test_states_of_other_weights_are_refused_unless_they_are_to_change() -> None
 def test_damaged_weights_in_a_state_are_refused() -> None:
     (loader,) = opened(sources(0, 1), weights={"web": 1, "books": 1})
     steps_of([loader], 3)
-    for damage in ({"shares": {"web": -1, "books": 1}}, {"shares": 5}, 7, {"other": 1}):
+    damages: list[Any] = [{"shares": {"web": number, "books": 1}} for number in (-1, None, 10**400)]
+    for damage in (
+        *damages,
+        {"shares": 5},
+        7,
+        {"other": 1},
+        {"epoch_tokens": "a"},
+        {"repeat": 5},
+        {"repeat": {"web": "a"}},
+    ):
         state = loader.state_dict()
         state["order"]["weights"] = damage
         with pytest.raises(StateError):
             loader.load_state_dict(state)
+    orders: list[Any] = [None, [], 5]
+    for order in orders:
+        with pytest.raises(StateError):
+            loader.load_state_dict({**loader.state_dict(), "order": order})
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -339,6 +352,119 @@ def test_a_batch_goes_to_another_process_without_what_it_was_made_of(mixed: bool
     data = pickle.dumps(batch)
     assert len(data) < 4000
     assert np.array_equal(pickle.loads(data).document_ids, batch.document_ids)
+
+
+def test_shares_hold_in_the_long_run_however_often_weights_are_set() -> None:
+    weights = {"web": 0.9, "books": 0.06, "code": 0.04}
+    (loader,) = opened(sources(0, 1, 2, tokens=3000), weights=weights, batch_size=8, epoch_tokens="40k")
+    had: Counter[str] = Counter()
+    for batch in loader:
+        had.update(map(source_of, rows_of(batch)))
+        loader.set_weights(weights)
+    assert had.total() == 5714
+    for name, share in weights.items():
+        assert abs(had[name] / had.total() - share) < 0.015
+
+
+def test_a_state_that_is_refused_leaves_the_loader_as_it_was() -> None:
+    given = sources(0, 1)
+    (loader,) = opened(given, weights={"web": 1, "books": 1})
+    running = iter(loader)
+    next(running)
+    loader.set_weights({"web": 1, "books": 9})
+    next(running)
+    state = loader.state_dict()
+    state["streams"]["web"]["fingerprint"] = "0" * 32
+    (other,) = opened(given, weights={"web": 1, "books": 1})
+    running = iter(other)
+    next(running)
+    before = other.state_dict()
+    for _ in range(2):
+        with pytest.raises(StateError, match="belongs to another dataset"):
+            other.load_state_dict(state)
+        assert other.state_dict() == before
+    rows = [row for batch in islice(running, 10) for row in rows_of(batch)]
+    assert Counter(map(source_of, rows)) == {"web": 20, "books": 20}
+
+
+def test_of_steps_before_a_change_nothing_is_told() -> None:
+    (loader,) = opened(sources(0, 1), weights={"web": 1, "books": 1})
+    for step, _ in enumerate(loader):
+        if step == 9:
+            loader.set_weights({"web": 1, "books": 3})
+        if step == 12:
+            break
+    for step in (0, 9):
+        with pytest.raises(
+            ConfigError, match="comes before position 40 of its epoch, where streams or weights were changed"
+        ):
+            loader.ids_of(step)
+    assert loader.ids_of(11).size
+    loader.reset_epoch(0)
+    with pytest.raises(ConfigError, match="comes before position 40"):
+        next(iter(loader))
+
+
+def test_a_change_goes_on_in_the_iteration_that_began_last() -> None:
+    (loader,) = opened(sources(0, 1), weights={"web": 1, "books": 1})
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(second)
+    loader.set_weights({"web": 1, "books": 3})
+    with pytest.raises(StateError, match="this iteration has ended"):
+        next(first)
+    assert len(list(second)) == len(loader) - 1
+    (loader,) = opened(sources(0, 1), weights={"web": 1, "books": 1})
+    running = iter(loader)
+    next(running)
+    state = loader.state_dict()
+    loader.load_state_dict(state, change_streams=True)
+    with pytest.raises(StateError, match="this iteration has ended"):
+        next(running)
+
+
+def test_a_schedule_may_become_another_where_it_was_not_reached_yet() -> None:
+    given, weights = sources(0, 1, tokens=3000), {"web": 1, "books": 1}
+    (loader,) = opened(given, weights=Schedule.parse({0: weights, 1400: {"web": 1, "books": 0}}), epoch_tokens=2800)
+    steps_of([loader], 20)
+    (other,) = opened(given, weights=Schedule.parse({0: weights, 700: {"web": 0, "books": 1}}), epoch_tokens=2800)
+    other.load_state_dict(loader.state_dict())
+    rows = [row for batch in other for row in rows_of(batch)]
+    assert len(rows) == 320
+    assert abs(Counter(map(source_of, rows))["books"] - 310) < 3
+
+
+def test_epoch_tokens_are_tokens_also_where_a_row_is_a_document() -> None:
+    given = {"long": MemorySource([[[20] * 300]]), "short": MemorySource([[[4] * 1500]])}
+    for group in given["short"]._groups:
+        group.values[...] += APART
+    (loader,) = opened(given, layout="pad", seq_len=100, weights={"long": 0.7, "short": 0.3}, epoch_tokens=5000)
+    assert abs(sum(batch.num_tokens for batch in loader) - 5000) < 60
+
+
+def test_a_source_is_named_before_its_state_is_resumed() -> None:
+    given = sources(0, 1, 2)
+    (loader,) = opened(given, weights={"web": 1, "books": 1, "code": 1})
+    steps_of([loader], 3)
+    state = loader.state_dict()
+    loader.remove("web")
+    with pytest.raises(StateError, match=r"stream 'web' is gone.*change_streams=True"):
+        loader.load_state_dict(state)
+    loader.add("web", given["web"], {"web": 1, "books": 1, "code": 1})
+    loader.load_state_dict(state)
+    with pytest.raises(ConfigError, match="name must be one of several sources"):
+        opened({"web": given["web"]})[0].remove("web")
+
+
+def test_names_of_sources_do_not_leave_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    write_parquet(tmp_path / "data" / "a.parquet", [[[1, 2, 3]] * 20])
+    (loader,) = opened({"../esc": f"file://{tmp_path}/data"}, local=tmp_path / "cache" / "of")
+    assert len(list(loader)) == len(loader)
+    assert not (tmp_path / "cache" / "esc").exists()
+    with pytest.raises(ConfigError, match="sources must be names"):
+        opened({"..": f"file://{tmp_path}/data"}, local=tmp_path / "cache" / "of")
 
 
 # -- bad rows, workers, arguments ---------------------------------------------------------------------------------------
@@ -390,8 +516,12 @@ def test_shares_hold_in_workers_of_a_data_loader(tmp_path: Path) -> None:
     [
         (sources(0, 1), {"weights": {"web": 1}}, "weights must be of all sources, 0 for none: \\['books'\\] have none"),
         (sources(0, 1), {"weights": {"web": 1, "books": 1, "x": 1}}, "weights=: source 'x' is unknown"),
-        (sources(0, 1), {"weights": {"web": 0, "books": 0}}, "must not all be 0"),
-        (sources(0, 1), {"weights": {"web": -1, "books": 1}}, "must not be negative"),
+        (sources(0, 1), {"weights": {"web": 0, "books": 0}}, "weights must be above 0 for a source"),
+        (
+            sources(0, 1),
+            {"weights": {"web": -1, "books": 1}},
+            r"weights\['web'\] must be a finite number from 0, got -1",
+        ),
         (
             sources(0, 1),
             {"weights": {"web": 1, "books": 1}, "repeat": {"web": 2}},
@@ -401,6 +531,11 @@ def test_shares_hold_in_workers_of_a_data_loader(tmp_path: Path) -> None:
         (sources(0), {"repeat": {"books": 2}}, "repeat=: source 'books' is unknown"),
         (source(0), {"weights": {"web": 1}}, "weights= is of a mixture"),
         (source(0), {"epoch_tokens": 100}, "epoch_tokens= is of a mixture"),
+        (sources(0, 1), {"weights": {"web": 10**400, "books": 1}}, r"weights\['web'\] must be a finite number"),
+        (sources(0, 1), {"weights": {"web": float("nan"), "books": 1}}, r"weights\['web'\] must be a number"),
+        (sources(0, 1), {"repeat": {"web": float("inf")}}, r"repeat\['web'\] must be a finite number"),
+        (sources(0, 1), {"epoch_tokens": 0}, "epoch_tokens must be at least 1"),
+        (sources(0, 1), {"num_canonical_nodes": 10**9}, "num_canonical_nodes must be from 1 to 16384"),
         ({}, {}, "must be a dict of at least one source"),
         (sources(0, 1), {"seq_len": 5000, "pad_id": None}, "'books' has fewer tokens than a row of 5000"),
     ],
@@ -412,7 +547,10 @@ def test_arguments_that_do_not_go_together_are_refused(given: Any, options: dict
 
 def test_what_counts_in_files_is_refused_and_only_mixtures_change() -> None:
     (loader,) = opened(sources(0, 1))
+    assert loader.sources == ("books", "web")
+    assert next(iter(loader)).as_dict("source_ids")["source_ids"].shape == (4, 7)
     for call in (
+        lambda: loader.current_file_index,
         lambda: loader.my_files,
         lambda: loader.resume_from(1),
         loader.next_batches,

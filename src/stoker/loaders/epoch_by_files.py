@@ -55,8 +55,8 @@ class EpochByFiles:
     """The iteration from which :meth:`next_batches` takes."""
     _only_ends: bool
     """Whether the next iteration is only to end an epoch."""
-    _changed: bool
-    """Whether the iteration that runs goes on in another order."""
+    _changed: FilesProgress | None
+    """The iteration that goes on in another order."""
 
     def plan(self, start: EpochPosition) -> Plan:
         """This rank's batches from ``start`` to the end of its epoch."""
@@ -140,16 +140,15 @@ class EpochByFiles:
     @property
     def current_file_index(self) -> int:
         """The number of :attr:`my_files` that have had their share of the epoch."""
+        files = self._files
         if self._exhausted is not None:
             return self.num_files
         if self._progress is not None:
-            return self._files.done(
-                self._data_rank(), self._progress.position, self._progress.plan, self._progress.batches
-            )
+            return files.done(self._data_rank(), self._progress.position, self._progress.plan, self._progress.batches)
         point = self._resume.upcoming()
         if not point.position:
             return 0
-        return self._files.done(self._data_rank(), point, self.plan(point), 0)
+        return files.done(self._data_rank(), point, self.plan(point), 0)
 
     @checked
     def reset_epoch(self, epoch: int) -> None:
@@ -189,7 +188,7 @@ class EpochByFiles:
     def _reset(self) -> None:
         """Forget the epoch that is under way."""
         self._progress = self._exhausted = self._running = None
-        self._only_ends = self._changed = False
+        self._only_ends, self._changed = False, None
 
     def _data_rank(self) -> DataRank:
         if self._rank_finder.division() is not None:

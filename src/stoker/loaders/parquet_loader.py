@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final, Literal, Unpack
 
-from stoker.arguments import at_least, checked, must_be
+from stoker.arguments import checked, must_be
 from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared.counters import Counts
@@ -26,7 +26,6 @@ from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.sample_order import EpochPosition, Run
 from stoker.pipeline.ranks.data_rank import DataRankFinder, Replication
-from stoker.pipeline.state.packed import unpack_state
 from stoker.pipeline.state.resume import ResumeState
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.bad_samples import BadSampleLog, BadSamples, OnBadSample
@@ -48,6 +47,7 @@ from stoker.units import parse_bytes, parse_count
 __all__ = ["ShardConfig", "StreamingParquetLoader"]
 
 _PARTS: Final = 8
+_MOST_PARTS: Final = 1 << 14
 
 
 class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch]):
@@ -197,7 +197,8 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
             by_row = granularity in (None, "row")
             must_be("left out, as ranks share out the rows of a mixture", by_row, granularity=granularity)
             tokens = None if epoch_tokens is None else parse_count(epoch_tokens)
-            at_least(1, num_canonical_nodes=num_canonical_nodes)
+            fits = num_canonical_nodes is None or 1 <= num_canonical_nodes <= _MOST_PARTS
+            must_be(f"from 1 to {_MOST_PARTS}", fits, num_canonical_nodes=num_canonical_nodes)
             self._parts = num_canonical_nodes or _PARTS
             self._given = SourceWeights(weights, repeat, tokens)
             self._given.check(list(source))
@@ -258,7 +259,7 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
             rank: of those that read different rows; default: all, one after the other.
             epoch: number of the epoch; default: the one that was begun last, or that the next iteration begins.
             since_resume: count ``step`` from where the iteration of that epoch began: after a resume, where the state was
-                taken.
+                taken, and of a mixture that was changed, where it was.
 
         Returns:
             int64, rising within each rank.
@@ -362,12 +363,16 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         if change_streams:
             self._check_mixture()
             self._change(state, self._sources, self._given)
+            self._changed = None
         else:
-            told = unpack_state(state).get("order", {}) if isinstance(state, Mapping) and self._sources else {}
-            if self._sources and told.get("given") == self._given.as_dict():
-                weights = SourceWeights.read(told.get("weights"))
-                self._builder, self._resume.sample_order = self._mixed(self._sources, weights)
-            self._load(state)
+            before = self._builder, self._resume.sample_order
+            try:
+                if self._sources:
+                    self._take_weights(state)
+                self._load(state)
+            except BaseException:
+                self._builder, self._resume.sample_order = before
+                raise
         self._only_ends = follow_lightning(self, self._steps)
 
     def _steps(self) -> tuple[int, int]:
@@ -389,15 +394,16 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
 
     def _batches(self) -> Iterator[LMBatch]:
         while True:
-            self._changed, epoch = False, self.upcoming().epoch
-            yield from self._batches_until_change()
-            if not self._changed:
+            epoch = self.upcoming().epoch
+            changed = yield from self._batches_until_change()
+            if not changed:
                 return
+            self._changed = None
             if self.upcoming().epoch > epoch:  # the change was behind the last batch
-                self._changed, self._exhausted = False, epoch
+                self._exhausted = epoch
                 return
 
-    def _batches_until_change(self) -> Iterator[LMBatch]:
+    def _batches_until_change(self) -> Generator[LMBatch, None, bool]:
         worker, data_rank = LoaderWorker.detect(), self._data_rank()
         self._rank_finder.check_thread(self._rank_finder.division())
         point, begun, _ = self._resume.begin(worker, data_rank)
@@ -429,8 +435,8 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
                         batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens
                     )
                     yield batch
-                    if self._changed:
-                        return
+                    if self._changed is progress:
+                        return True
                     run_progress.check()
                     if progress.batches >= look:
                         look = progress.batches + waits.at_hand()
@@ -442,6 +448,7 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         run_progress.finished = True
         if worker.token is None and self._progress is progress:
             self._exhausted = point.epoch
+        return False
 
     def _read(self, run: Run, worker: LoaderWorker, begun: int) -> Generator[list[LMBatch], None, None]:
         """The batches that are left, where some rows are bad without these or with others in their places."""

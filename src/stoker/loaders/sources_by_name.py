@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 from stoker.arguments import check_argument, checked, must_be, must_know
 from stoker.catalog.tables.marks import TABLE_FORMATS
@@ -18,6 +19,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.loaders.epoch_by_files import EpochByFiles
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
+from stoker.pipeline.state.packed import unpack_state
 from stoker.tokens.layouts.base import TokenLayout
 from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.order.mixture import SourceWeights, TokenMixture
@@ -72,6 +74,7 @@ class SourcesByName(EpochByFiles):
         """
         state = self._state_now()
         must_know("source", [name], self._sources)
+        must_be("one of several sources, as a mixture needs one", len(self._sources) > 1, name=name)
         now = self._weights
         if weights is None and isinstance(now.shares, Mapping):
             weights = {other: share for other, share in now.shares.items() if other != name}
@@ -122,7 +125,8 @@ class SourcesByName(EpochByFiles):
         if ahead:
             raise ConfigError(
                 "workers of a DataLoader, or the trainer around this loader, read ahead of training, so a change would not "
-                "reach what they have read: use num_workers=0 with ReadOptions(read_threads=), or give weights= a Schedule"
+                "reach what they have read: iterate over this loader itself, with ReadOptions(read_threads=) for speed, or "
+                "give weights= a Schedule"
             )
         return self._resume.state(self._resume.here(), self._data_rank())
 
@@ -140,7 +144,7 @@ class SourcesByName(EpochByFiles):
         except BaseException:
             self._resume.sample_order = before
             raise
-        running = self._changed or (self._progress is not None and self._exhausted is None)
+        running = self._changed or (self._progress if self._exhausted is None else None)
         self._builder, self._sources = builder, sources
         self._reset()
         self._changed = running
@@ -152,7 +156,8 @@ class SourcesByName(EpochByFiles):
             table, settings = find_version(form, source, version, self._open_options["storage_options"])
             source, version = table.urls, {name: one for name, one in settings.items() if name != "hive"}
         if local is not None and name is not None:
-            local = os.path.join(local, name)
+            must_be("names, as they are folders of local=", name not in ("", ".", ".."), sources=name)
+            local = os.path.join(local, quote(name, safe=" "))
         with span(Stage.LIST):
             return open_source(source, local=local, on_bad_files=_on_bad_files(version), **self._open_options)
 
@@ -161,7 +166,18 @@ class SourcesByName(EpochByFiles):
         builder = BlockBuilder(list(sources.values()), self._rows)
         orders = [builder.sample_order("row", *self._settings, number) for number in range(len(sources))]
         named = dict(zip(sources, orders, strict=True))
-        return builder, TokenMixture(named, builder.settings.seq_len, weights, self._given, self._parts)
+        full = not self._rows.document_rows
+        return builder, TokenMixture(named, builder.settings.seq_len, weights, self._given, self._parts, full=full)
+
+    def _take_weights(self, state: Any) -> None:
+        """Take the weights of a state, if the run was begun as this loader is, and has the same sources."""
+        told = unpack_state(state) if isinstance(state, Mapping) else {}
+        order, streams = told.get("order"), told.get("streams")
+        if not isinstance(order, Mapping) or not isinstance(streams, Mapping) or set(streams) != set(self._sources):
+            return
+        if order.get("given") == self._given.as_dict():
+            weights = SourceWeights.read(order.get("weights"), list(self._sources))
+            self._builder, self._resume.sample_order = self._mixed(self._sources, weights)
 
 
 def _on_bad_files(format_options: Mapping[str, Any] | None) -> OnBadFiles:

@@ -379,6 +379,7 @@ class NativeOrder:
                     window=self.settings.window,
                     key=mix(key, phase.start),
                     shared=batching == "per_stream",
+                    turn=phase.turn,
                 )
                 for phase in phases
             ],
@@ -426,7 +427,7 @@ def _make_timeline(
         epoch_size: positions in an epoch, for a schedule.
     """
     consumed = tuple(origin.consumed.get(name, 0) for name in names)
-    counted = CountingOrigin(origin.epoch, origin.position, origin.samples, consumed)
+    counted = CountingOrigin(origin.epoch, origin.position, origin.samples, consumed, origin.turn)
     if schedule is not None:
         return schedule.timeline(names, epoch_size, counted)
     rest = [origin.rest[name] for name in names] if origin.rest else None

@@ -263,7 +263,7 @@ class LMBatch:
         Raises:
             ConfigError: there is no such field, or labels were not made.
         """
-        must_know("field", fields, FIELDS)
+        must_know("field", fields, (*FIELDS, "source_ids"))
         return {name: getattr(self, name) for name in fields or self._fields}
 
     def torch(self, *fields: str) -> dict[str, Any]:

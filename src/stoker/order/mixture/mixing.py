@@ -76,6 +76,7 @@ class Mixing:
         unit_counts: units of each stream on each node. For phases whose steps must have the same streams although their
             counts differ. Default: the most possible.
         first_stream: number of the first stream in codes.
+        turn: position with which :meth:`reached` begins; those before it come last.
 
     Attributes:
         counts: int64, shape ``(streams,)``.
@@ -95,6 +96,7 @@ class Mixing:
         "_rest_ends",
         "_shared",
         "_starts",
+        "_turn",
         "_turns",
         "_unit",
         "_window",
@@ -115,10 +117,12 @@ class Mixing:
         shared: bool = False,
         unit_counts: Sequence[int] | NDArray[np.integer] | None = None,
         first_stream: int = 0,
+        turn: int = 0,
     ) -> None:
         at_least(1, unit=unit)  # as a damaged state may have less
         self.counts: Ids = np.array(counts, dtype=np.int64)
         self.total = sum(self.counts.tolist())
+        self._turn = turn % max(1, self.total)
         some = np.flatnonzero(self.counts)
         # Of one stream there is nothing to lay out.
         self._only = int(some[0]) if some.size == 1 and int(self.counts[some[0]]) > 0 else None
@@ -174,7 +178,14 @@ class Mixing:
             before: Ids = np.zeros((index.size, self.counts.size), dtype=np.int64)
             before[:, self._only] = index
             return self.begun + before
-        return self.begun + self._interleave.counts_before(index)
+        if not self._turn:
+            return self.begun + self._interleave.counts_before(index)
+        turned = index + self._turn
+        round_ = turned > self.total
+        before = self._interleave.counts_before(np.where(round_, turned - self.total, turned))
+        skipped = self._interleave.counts_before(np.array([self._turn], dtype=np.int64))
+        reached: Ids = self.begun + before - skipped + round_[:, None] * self.counts
+        return reached
 
     def taken(self, index: int) -> tuple[Ids, Ids]:
         """The samples of the first ``index`` positions: all of each stream before a number, shape ``(streams,)``; and codes,
@@ -294,7 +305,12 @@ class EpochMixture:
 
     def numbers(self, positions: Ids) -> Ids:
         """Number of the mixing that has each position."""
-        numbers: Ids = np.maximum(np.searchsorted(self._firsts, positions, side="right") - 1, 0)
+        numbers: Ids = np.searchsorted(self._firsts, positions, side="right") - 1
+        if numbers.size and int(numbers.min()) < 0:
+            raise ConfigError(
+                f"position {int(positions.min())} comes before position {int(self._firsts[0])} of its epoch, where streams "
+                "or weights were changed: what came before is not known any more"
+            )
         return numbers
 
     def codes(self, positions: Ids) -> Ids:

@@ -103,6 +103,7 @@ class RunOrigin:
         appended: stream name to what it was before files were appended, each time, as
             :class:`~stoker.order.mixture.reached.Before` tells it.
         rest: samples of each stream that are left of the epoch. Empty: its shares of them.
+        turn: see :class:`~stoker.order.mixture.mixing.Mixing`; of what begins there.
     """
 
     epoch: int = 0
@@ -114,6 +115,7 @@ class RunOrigin:
     passed: Mapping[str, Any] = field(default_factory=dict)
     appended: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     rest: Mapping[str, int] = field(default_factory=dict)
+    turn: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """As states hold it, JSON-serialisable; empty at the beginning of training."""
@@ -132,7 +134,14 @@ class RunOrigin:
             away = found.away
             appended = [*found.appended.values(), *(one.get("appended", ()) for one in away)]
             consumed = [one["consumed"] for entries in (away, *appended) for one in entries]
-            numbers = [found.epoch, found.samples, found.position, *(one.get("twin", 0) for one in away), *consumed]
+            numbers = [
+                found.epoch,
+                found.samples,
+                found.position,
+                found.turn,
+                *(one.get("twin", 0) for one in away),
+                *consumed,
+            ]
             for counts in (found.consumed, found.twins, found.rest):
                 numbers += counts.values()
             if not all(map(is_count, numbers)) or not all(isinstance(one["name"], str) for one in away):

@@ -23,12 +23,14 @@ class CountingOrigin:
         position: the position in it.
         samples: samples of training before it.
         consumed: samples of each stream before it, in stream order. Empty: none of any.
+        turn: see :class:`~stoker.order.mixture.mixing.Mixing`; of what begins there.
     """
 
     epoch: int = 0
     position: int = 0
     samples: int = 0
     consumed: tuple[int, ...] = ()
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class EpochPhase:
         counts: samples of each stream in the whole phase or period.
         begun: samples of each stream before the phase or period.
         start: samples of training before the phase or period: tells it from all others.
+        turn: see :class:`CountingOrigin`.
     """
 
     first: int
@@ -48,6 +51,7 @@ class EpochPhase:
     counts: tuple[int, ...]
     begun: tuple[int, ...]
     start: int
+    turn: int = 0
 
 
 class Timeline:
@@ -120,14 +124,18 @@ class Timeline:
         for number, start in enumerate(self.starts[:-1]):
             if start < end and self.starts[number + 1] > now:
                 first = max(start, now)
-                found.append(EpochPhase(first + shift, first - start, self.counts[number], self._begun[number], start))
+                counts, begun = self.counts[number], self._begun[number]
+                found.append(EpochPhase(first + shift, first - start, counts, begun, start, self._turn(start)))
         size, last, counts = self.epoch_size, self.starts[-1], self.counts[-1]
         for period in range(max(0, (now - last) // size), -((last - end) // size)):
             start = last + period * size
             first = max(start, now)
             begun = _sum(self._begun[-1], counts, period)
-            found.append(EpochPhase(first + shift, first - start, counts, begun, start))
+            found.append(EpochPhase(first + shift, first - start, counts, begun, start, self._turn(start)))
         return found
+
+    def _turn(self, start: int) -> int:
+        return self.origin.turn if start == self.origin.samples else 0
 
     def samples_before(self, epoch: int, position: int = 0) -> int:
         """Samples of training before a position of an epoch.

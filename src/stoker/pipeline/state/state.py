@@ -343,7 +343,8 @@ def same_so_far(state: Mapping[str, Any], sample_order: SampleOrder) -> bool:
     now, size = ours["order"].get("schedule"), ours["order"]["epoch_size"]
     if not isinstance(before, Mapping) or now is None or _plain(before) == _plain(now):
         return False
-    if _compare({**saved, "order": {**saved["order"], "schedule": now}}, ours)[0]:
+    same = {name: ours["order"][name] for name in ("schedule", "weights", "given") if name in ours["order"]}
+    if _compare({**saved, "order": {**saved["order"], **same}}, ours)[0]:
         return False
     samples = _samples_before(saved, RunOrigin.read(saved.get("origin")), size)
     try:
@@ -538,8 +539,9 @@ def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[s
     gone, new = theirs["streams"].keys() - names.keys(), ours["streams"].keys() - names.values()
     said += [f"stream {name!r} is gone" for name in sorted(gone)] + [f"stream {name!r} is new" for name in sorted(new)]
     several = max(len(theirs["streams"]), len(ours["streams"])) > 1
-    streams_differ = bool(said) and several and not _beside_streams(theirs["order"], ours["order"])
     their_order, our_order = dict(theirs["order"]), dict(ours["order"])
+    weighed = any(their_order.get(name) != our_order.get(name) for name in ("weights", "given"))
+    streams_differ = (bool(said) or weighed) and several and not _beside_streams(their_order, our_order)
     partition = their_order.get("partition")
     if isinstance(partition, Mapping) and "nulls" in (our_order.get("partition") or {}):
         their_order["partition"] = {"nulls": "error", **partition}  # which states of earlier versions do not say

@@ -13,15 +13,16 @@ few rows of its neighbours'. Nothing of this depends on the world.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.arguments import must_be, must_know
+from stoker.arguments import at_least, must_be, must_know
 from stoker.errors import ConfigError, StateError
+from stoker.integers import mix
 from stoker.lazy import cached_property
 from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture
 from stoker.order.mixture.reached import RunOrigin, RunProgress
@@ -50,6 +51,8 @@ from stoker.types import Ids
 
 _NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
 _MOST_SEQUENCES: Final = (1 << 21) - 1
+_TAG_TURN: Final = 24
+_MOST_WEIGHT: Final = 1e100
 _LAID: Final = 64
 """Passes that are kept laid out, beside one of each source."""
 
@@ -79,6 +82,12 @@ class SourceWeights:
             must_know("source", self.shares, names, "weights=: ")
             missing = [name for name in names if name not in self.shares]
             must_be(f"of all sources, 0 for none: {missing} have none", not missing, weights=dict(self.shares))
+            must_be("above 0 for a source at least", any(self.shares.values()), weights=dict(self.shares))
+        for option, given in (("weights", self.shares), ("repeat", self.repeat)):
+            for name, value in given.items() if isinstance(given, Mapping) else ():
+                good = isinstance(value, int | float) and 0 <= value < _MOST_WEIGHT
+                must_be("a finite number from 0", good, **{f"{option}[{name!r}]": value})
+        at_least(1, epoch_tokens=self.epoch_tokens)
 
     def as_dict(self) -> dict[str, Any]:
         """For states, JSON-serialisable."""
@@ -87,15 +96,15 @@ class SourceWeights:
         return {name: value for name, value in told.items() if value is not None}
 
     @classmethod
-    def read(cls, value: Any) -> SourceWeights:
-        """Read what :meth:`as_dict` has told. StateError if it is damaged."""
+    def read(cls, value: Any, names: Sequence[str]) -> SourceWeights:
+        """Read what :meth:`as_dict` has told of these sources. StateError if it is damaged."""
         try:
             shares = value.get("shares")
             if shares is not None and "points" in shares:
-                return cls(**{**value, "shares": Schedule.from_dict(shares)})
-            for weight in (shares or {}).values():
-                StreamWeight(proportion=weight)
-            return cls(**value)
+                shares = Schedule.from_dict(shares)
+            found = cls(**{**value, "shares": shares})
+            found.check(names)
+            return found
         except (AttributeError, LookupError, TypeError, ValueError, ConfigError) as error:
             raise StateError(f"this state should have the weights of its sources, found {value!r}") from error
 
@@ -105,7 +114,8 @@ class TokenMixture:
 
     Args:
         sources: the order of each source alone, by name; all with the same settings, and divided by rows.
-        seq_len: tokens in a row.
+        seq_len: the most tokens in a row.
+        full: whether rows are full, or nearly; otherwise each source has its own mean.
         weights: of the sources.
         given: as the loader was made with them, for states.
         parts: of each pass: canonical nodes.
@@ -121,14 +131,16 @@ class TokenMixture:
         weights: SourceWeights,
         given: SourceWeights,
         parts: int,
+        *,
+        full: bool = True,
     ) -> None:
         weights.check(list(sources))
         self.sources = dict(sources)
         self.settings = next(iter(sources.values())).settings
         self.weights, self.given, self._parts = weights, given, parts
-        self._native = self._mix(seq_len)
+        self._native = self._mix(seq_len, full=full)
 
-    def _mix(self, seq_len: int) -> NativeOrder:
+    def _mix(self, seq_len: int, *, full: bool) -> NativeOrder:
         mean, streams = {}, []
         for name, source in self.sources.items():
             rows = source.division(1).rounds.total
@@ -151,16 +163,25 @@ class TokenMixture:
                 )
             )
         tokens, shares = self.weights.epoch_tokens, self.weights.shares
+        each = float(seq_len) if full else self._mean_tokens(mean)
         settings = NativeSettings(
             shuffle="none" if self.settings.seed is None else "shard",
             seed=self.settings.seed or 0,
             num_canonical_nodes=self._parts,
-            epoch_size=None if tokens is None else max(1, tokens // seq_len),
+            epoch_size=None if tokens is None else max(1, int(tokens / each)),
             batching_method="stratified",
-            schedule=_by_rows(shares, mean, seq_len) if isinstance(shares, Schedule) else None,
+            schedule=_by_rows(shares, mean, each) if isinstance(shares, Schedule) else None,
             remainder=self.settings.remainder,
         )
         return NativeOrder(streams, settings)
+
+    def _mean_tokens(self, mean: Mapping[str, float]) -> float:
+        """Tokens in a row of the mixture, by those of its sources; of a schedule, of all rows that there are."""
+        shares = self.weights.shares
+        tokens = {name: source.tokens for name, source in self.sources.items()} if shares is None else shares
+        if isinstance(tokens, Schedule):
+            tokens = {name: source.tokens for name, source in self.sources.items()}
+        return sum(tokens.values()) / sum(number / mean[name] for name, number in tokens.items())
 
     def _weight(self, name: str, mean: float) -> StreamWeight:
         shares, repeat = self.weights.shares, self.weights.repeat
@@ -233,6 +254,9 @@ class TokenMixture:
             raise StateError("this state passed over rows, as no run of a mixture of tokens does: it is damaged")
         changed = TokenMixture.__new__(TokenMixture)
         changed.__dict__.update({name: value for name, value in self.__dict__.items() if name != "_seeds"})
+        if not origin.turn:
+            # Where rows are dealt from the beginning after each of many changes, a small source would never have its turn.
+            origin = replace(origin, turn=1 + (mix(self.settings.seed or 0, _TAG_TURN, origin.samples) >> 22))
         changed._native = self._native.with_changed_streams(origin)
         return changed
 
@@ -241,12 +265,12 @@ class TokenMixture:
         return self._native.first_shards(name, samples)
 
 
-def _by_rows(schedule: Schedule, mean: Mapping[str, float], seq_len: int) -> Schedule:
-    """A schedule of shares of tokens at times in tokens, as one of shares of rows at times in rows."""
+def _by_rows(schedule: Schedule, mean: Mapping[str, float], each: float) -> Schedule:
+    """A schedule of shares of tokens at times in tokens, as one of shares of rows, of so many tokens, at times in rows."""
     return Schedule(
         tuple(
             (
-                time // seq_len if isinstance(time, int) else time,
+                int(time / each) if isinstance(time, int) else time,
                 tuple((name, weight / mean.get(name, 1.0)) for name, weight in weights),
             )
             for time, weights in schedule.points
