@@ -393,9 +393,10 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
     # -- within ----------------------------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[LMBatch]:
+        ahead = reads_ahead()  # which looks at what called this generator
         while True:
             epoch = self.upcoming().epoch
-            changed = yield from self._batches_until_change()
+            changed = yield from self._batches_until_change(ahead=ahead)
             if not changed:
                 return
             self._changed = None
@@ -403,7 +404,7 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
                 self._exhausted = epoch
                 return
 
-    def _batches_until_change(self) -> Generator[LMBatch, None, bool]:
+    def _batches_until_change(self, *, ahead: bool) -> Generator[LMBatch, None, bool]:
         worker, data_rank = LoaderWorker.detect(), self._data_rank()
         self._rank_finder.check_thread(self._rank_finder.division())
         point, begun, _ = self._resume.begin(worker, data_rank)
@@ -421,7 +422,7 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         for source in self._builder.sources:
             if isinstance(source, ParquetSource):
                 source.share(worker.count * self._rank_finder.world.local_world_size)
-        progress = self._progress = FilesProgress(point, run.plan, begun, reads_ahead())
+        progress = self._progress = FilesProgress(point, run.plan, begun, ahead)
         batches = self._read(run, worker, begun)
         with closing(batches):
             waits, look = WaitClock(), 0
