@@ -23,9 +23,9 @@ from stoker import MDSWriter, StreamingDataset
 
 SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
-    "lines": 96_788,
+    "lines": 96_924,
     "modules": 479,
-    "raise ConfigError": 794,
+    "raise ConfigError": 795,
     "classes with after_fork": 7,
     "parameters of StreamingDataset": 35,
     "functions of a constructor": 202,
