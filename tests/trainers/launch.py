@@ -9,6 +9,7 @@ import argparse
 import atexit
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -179,9 +180,12 @@ def _wait(started: list[subprocess.Popen[bytes]], until: float) -> str | None:
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """A port that nobody listens on, and that no system gives a program which asks for any: ranks take seconds to begin."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
 
 
 def _environment(by_itself: int | None, rank: int, ranks: int, port: int) -> dict[str, str]:
