@@ -15,6 +15,8 @@ how many tokens a second of processor time makes, start included, which other wo
 * ``loader``: ``StreamingParquetLoader``, 16 x 2,048, shuffled, int64 ids and shifted labels, as it comes;
 * ``loader, 2 threads``: the same with ``read_threads=2``; ``int32``: in int32; ``in order``: unshuffled; ``ids``: without
   labels, as torch tensors: what ``hf torch`` delivers, which makes none;
+* ``mixed``: three sources, which are the file each, mixed by weights of 0.5, 0.3 and 0.2, as many tokens in all; with one
+  canonical node and with the default of 8;
 * ``packed``: ``layout="pack"`` of documents of mixed lengths (log-normal, mean 500; a file of its own), eos put behind each;
   only tokens count, and the padding is printed;
 * ``hf ...``: ``datasets.load_dataset(streaming=True)``, in batches of 16 as torch tensors, NumPy arrays, Arrow; and in rows.
@@ -196,7 +198,7 @@ def loader_s3(url: str, options: dict[str, str], cache: str, needed: int, kind: 
     opened = StreamingParquetLoader(
         url, ShardConfig.single(), BATCH, SEQ, read=ReadOptions(cache=kind, read_threads=2), storage_options=options
     )
-    pool: Any = opened._source._pool  # type: ignore[attr-defined]
+    pool: Any = opened._builder.sources[0]._pool  # type: ignore[attr-defined]
     began = time.perf_counter()
     for _ in opened:
         pass
@@ -212,7 +214,8 @@ def fetch_s3(url: str, options: dict[str, str], cache: str, needed: int, kind: A
 
     os.environ["STOKER_CACHE"] = cache
     read = ReadOptions(cache=kind)
-    source = StreamingParquetLoader(url, ShardConfig.single(), BATCH, SEQ, storage_options=options, read=read)._source
+    opened = StreamingParquetLoader(url, ShardConfig.single(), BATCH, SEQ, storage_options=options, read=read)
+    source = opened._builder.sources[0]
     began = time.perf_counter()
     for group in range(len(source.groups)):
         source.fetch(range(group, min(group + 8, len(source.groups))))
@@ -281,6 +284,8 @@ def local(folder: Path, options: argparse.Namespace) -> None:
     if not documents.exists():
         make_documents(documents, options.groups << 23)
     packed = {"layout": "pack", "pad_id": 0, "eos_id": 1}
+    sources = {name: str(path) for name in ("a", "b", "c")}
+    mixed = {"weights": {"a": 0.5, "b": 0.3, "c": 0.2}, "epoch_tokens": options.groups * ROWS * SEQ}
     measure("loader", documents, **packed)  # the first start counts packed rows, and keeps the counts
     cases: dict[str, Callable[[], dict[str, Any]]] = {
         "bare": lambda: measure("bare", path),
@@ -292,6 +297,8 @@ def local(folder: Path, options: argparse.Namespace) -> None:
         "loader, 2 threads": lambda: measure("loader", path, threads=2),
         "loader, 2 threads, ids": lambda: measure("loader", path, threads=2, labels="none"),
         "loader, 2 threads, int32": lambda: measure("loader", path, threads=2, dtype="int32"),
+        "mixed, 1 node": lambda: measure("loader", sources, num_canonical_nodes=1, **mixed),
+        "mixed, 8 nodes": lambda: measure("loader", sources, num_canonical_nodes=8, **mixed),
         "packed": lambda: measure("loader", documents, **packed),
         "packed, 2 threads": lambda: measure("loader", documents, threads=2, **packed),
     }

@@ -23,7 +23,7 @@ from stoker import MDSWriter, StreamingDataset
 
 SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
-    "lines": 96_924,
+    "lines": 96_934,
     "modules": 479,
     "raise ConfigError": 795,
     "classes with after_fork": 7,

@@ -387,6 +387,14 @@ def test_a_state_that_is_refused_leaves_the_loader_as_it_was() -> None:
     assert Counter(map(source_of, rows)) == {"web": 20, "books": 20}
 
 
+def test_a_dict_of_weights_that_is_changed_later_changes_nothing() -> None:
+    weights = {"web": 1, "books": 1}
+    (loader,) = opened(sources(0, 1), weights=weights)
+    before = loader.state_dict()
+    weights["web"] = 9
+    assert loader.state_dict() == before
+
+
 def test_of_steps_before_a_change_nothing_is_told() -> None:
     (loader,) = opened(sources(0, 1), weights={"web": 1, "books": 1})
     for step, _ in enumerate(loader):

@@ -55,7 +55,7 @@ class CacheOrigin:
         return sha256(self.text.encode(errors="surrogatepass")).hexdigest()[:12]
 
     def same_dataset(self, other: CacheOrigin) -> bool:
-        """Whether both are versions of one dataset."""
+        """Return whether both are versions of one dataset."""
         return (self.url, self.endpoint) == (other.url, other.endpoint)
 
 

@@ -354,8 +354,8 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
 
         Args:
             state: of :meth:`state_dict`.
-            change_streams: of a mixture: go on with the sources and the weights that this loader was made with. Each source
-                continues where it was.
+            change_streams: for a mixture: use the sources and weights that this loader was made with, instead of those in
+                the state. Each source continues with the rows that it has not delivered yet.
 
         Raises:
             StateError: it belongs to other data, or to other settings of the order; says what differs.

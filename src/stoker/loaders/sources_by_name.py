@@ -90,12 +90,12 @@ class SourcesByName(EpochByFiles):
     def add(self, name: str, source: Files | TokenSource, weights: Mapping[str, float] | None = None) -> None:
         """Add a source to a mixture from the next batch on; as :meth:`set_weights`.
 
-        A run that resumes later needs the source from the beginning, as one of those that the loader is made of.
+        To resume such a run, make the loader with this source, too.
 
         Args:
             name: of the source.
             source: as one of the loader's.
-            weights: of all. Default: as they are, where these are none.
+            weights: of all sources. Default: the weights as they are, which is possible where there are none.
 
         Raises:
             ConfigError: there is such a source, or it lacks a weight.
@@ -105,8 +105,12 @@ class SourcesByName(EpochByFiles):
         now = self._weights
         changed = now if weights is None else replace(now, shares=weights, repeat=None)
         changed.check([*self._sources, name])
-        sources = sorted({**self._sources, name: self._open(source, name)}.items())
-        self._change(state, dict(sources), changed)
+        opened = self._open(source, name)
+        try:
+            self._change(state, dict(sorted({**self._sources, name: opened}.items())), changed)
+        except BaseException:
+            opened.close()
+            raise
 
     @property
     def _weights(self) -> SourceWeights:

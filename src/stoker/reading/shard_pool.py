@@ -402,7 +402,7 @@ class ShardPool:
         return readers
 
     def may_hold(self) -> bool:
-        """Whether one more small shard that is fetched may be held as it came, and not mapped in the cache on disk."""
+        """Return whether one more small shard may be held in memory as fetched, instead of mapped in the disk cache."""
         return self._open.held < small_shards_held(self.width.sharers)
 
     def make_room(self, cache: ShardCache) -> None:

@@ -76,7 +76,7 @@ class Mixing:
         unit_counts: units of each stream on each node. For phases whose steps must have the same streams although their
             counts differ. Default: the most possible.
         first_stream: number of the first stream in codes.
-        turn: position with which :meth:`reached` begins; those before it come last.
+        turn: position at which :meth:`reached` starts; the positions before it come last. :meth:`codes` ignores it.
 
     Attributes:
         counts: int64, shape ``(streams,)``.

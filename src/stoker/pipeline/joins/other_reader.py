@@ -209,7 +209,7 @@ class OtherReader:
         )
 
     def _fit(self, shards: Ids) -> bool:
-        """Whether a cache holds all of these shards."""
+        """Return whether a cache holds all of these shards."""
         most = self.other.most_shards
         return most is None or len(distinct_shards(shards, len(self.other.table))) <= most
 

@@ -32,9 +32,10 @@ class ChunkStage(ABC):
         """
 
     def columnwise(self, chunk: Chunk) -> Chunk | None:  # noqa: ARG002
-        """The same where ``values`` are columns of the values that single samples have, each made when it is asked for.
+        """Like :meth:`apply`, for a chunk whose ``values`` map column names to iterators of single values.
 
-        ``None``: this is no stage for that, or these are no samples for it. An error may be that of a sample.
+        Default: ``None``, as the stage needs whole samples or columns. A stage also returns ``None`` for a chunk that it can
+        not process in this way, and may raise the error of a bad sample.
         """
         return None
 

@@ -72,6 +72,11 @@ class SourceWeights:
     repeat: Mapping[str, float] | None = None
     epoch_tokens: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("shares", "repeat"):
+            if isinstance(given := getattr(self, name), Mapping):
+                object.__setattr__(self, name, dict(given))  # which the caller may change
+
     def check(self, names: Sequence[str]) -> None:
         """ConfigError if they do not go together, or name other sources than there are."""
         must_be("a dict of at least one source", bool(names), source={})
@@ -208,7 +213,7 @@ class TokenMixture:
 
     @property
     def repeats(self) -> bool:
-        """Whether an epoch may have a row more than once."""
+        """Return whether an epoch may have a row more than once."""
         return self._native.repeats
 
     def as_dict(self) -> dict[str, Any]:
