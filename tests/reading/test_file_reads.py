@@ -15,7 +15,7 @@ from stoker import ReadOptions, StreamingDataset
 from stoker.catalog.unindexed import open_files
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import StokerError
-from stoker.index.file_index import FileIndex
+from stoker.index.file_index import FileShards
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
 
@@ -93,7 +93,7 @@ def test_groups_give_what_single_files_give(
             (root / path.relative_to(kept)).write_bytes(path.read_bytes())
 
     shutil.copytree(root, kept)
-    assert isinstance(open_unindexed(root, "files").index, FileIndex)
+    assert isinstance(open_unindexed(root, "files").index.shards, FileShards)
     for options in (ReadOptions(), ReadOptions(views=True), ReadOptions(checksums=True)):
         groups = outcome(root, name, change, options, ahead=True)
         undo()

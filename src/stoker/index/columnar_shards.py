@@ -54,6 +54,29 @@ class LazyShards(Sequence[ShardInfo]):
         return f"<{len(self)} shards>"
 
 
+class ArrayShards(LazyShards):
+    """Shards of one index, as arrays that processes share. Immutable; picklable.
+
+    ``samples``: samples in each shard; int64, shape ``(count,)``, read-only.
+    """
+
+    samples: Ids
+
+    @property
+    @abstractmethod
+    def raw_bytes(self) -> Ids:
+        """Bytes of each shard's raw files; int64, shape ``(count,)``."""
+
+    @property
+    @abstractmethod
+    def distinct(self) -> Sequence[ShardInfo]:
+        """See :attr:`~stoker.index.index.ShardList.distinct_shards`."""
+
+    def identity(self) -> Iterator[str] | None:
+        """The text that the index's fingerprint is a hash of, where no description of each shard is needed for it."""
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class ShardKind:
     """Properties that many shards have in common.
@@ -73,8 +96,8 @@ class ShardKind:
     first: int
 
 
-class ColumnarShards(LazyShards):
-    """Shards that are whole files, as arrays. Immutable; picklable.
+class ColumnarShards(ArrayShards):
+    """Shards that are whole files.
 
     The arrays lie one after the other: samples (int64), sizes of files (int64, ``width`` a shard, those that a shard
     lacks are 0), ends of texts (int64), kinds (int32), texts. A shard's text is the name and the hashes of each file, raw
@@ -94,7 +117,6 @@ class ColumnarShards(LazyShards):
     Attributes:
         kinds: see above.
         data, at, width: see above.
-        samples: samples in each shard; int64, shape ``(count,)``, read-only.
     """
 
     def __init__(self, data: SharedBytes, at: int, count: int, width: int, kinds: Sequence[ShardKind]) -> None:
@@ -109,7 +131,7 @@ class ColumnarShards(LazyShards):
 
         arrays = cut_arrays(data.view, at, [("q", count), ("q", count * width), ("q", count), ("i", count)])
         self._one_samples, self._one_sizes, self._one_ends, self._one_kinds, self._texts = arrays
-        self.samples: Ids = np.frombuffer(self._one_samples, np.int64)
+        self.samples = np.frombuffer(self._one_samples, np.int64)
         self._sizes: Ids = np.ndarray((count, width), np.int64, self._one_sizes)
         ends, numbers = np.frombuffer(self._one_ends, np.int64), np.frombuffer(self._one_kinds, np.int32)
         if (
@@ -133,8 +155,11 @@ class ColumnarShards(LazyShards):
         return self.data.view[self.at :]
 
     @property
+    def distinct(self) -> Sequence[ShardInfo]:
+        return [self[kind.first] for kind in self.kinds]
+
+    @property
     def raw_bytes(self) -> Ids:
-        """Bytes of each shard's raw files; int64, shape ``(count,)``."""
         found = np.zeros(len(self), np.int64)
         numbers = np.frombuffer(self._one_kinds, np.int32)
         for number, kind in enumerate(self.kinds):
@@ -252,7 +277,7 @@ def shard_bytes(shards: Sequence[ShardInfo], number: int) -> int:
 
 def sample_counts(shards: Sequence[ShardInfo]) -> Ids:
     """Samples in each shard; int64, shape ``(shards,)``, read-only."""
-    if isinstance(shards, ColumnarShards):
+    if isinstance(shards, ArrayShards):
         return shards.samples
     counts = np.array([shard.samples for shard in shards], dtype=np.int64)
     counts.flags.writeable = False

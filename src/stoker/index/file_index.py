@@ -1,44 +1,58 @@
-"""The index of files that are a sample each: arrays that processes share, and no Python object a file."""
+"""Files that are a sample each: arrays that processes share, and no Python object a file."""
 
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.concurrency.shared.bytes import SharedBytes, cut_arrays
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.entries import identity_line, identity_text
 from stoker.formats.common.file_shards import whole_file
-from stoker.index.columnar_shards import LazyShards
-from stoker.index.index import Index
+from stoker.index.columnar_shards import ArrayShards
 from stoker.storage import ObjectInfo
 from stoker.storage.versions import version_text
 from stoker.types import Ids
 
-_FACTS: Final = 4
 WRITTEN: Final = 1
-"""The column of :attr:`FileShards.facts` with the time of the last write."""
+"""The column of the facts of a :class:`FileShards` with the time of the last write."""
 _CHUNK: Final = 4096
 
 
-class SampleFiles(LazyShards):
-    """Files that are a shard and a sample each, in the order of their paths. Immutable; picklable.
+class SampleFiles(ArrayShards):
+    """Files that are a shard and a sample each, in the order of their paths.
 
-    ValueError if the memory does not hold such files. ``at``: where that begins in it; a multiple of 8. ``file_bytes``: bytes
-    of each file; int64, shape ``(count,)``, read-only.
+    The memory holds the end of each file's text (int64), its facts (int64, ``width`` a file, of which the first is its
+    bytes), and the texts as UTF-8: ``words`` a file, the first of them its path, each ended by a zero byte.
+
+    ValueError if the memory does not hold such files. ``at``: where that begins in it; a multiple of 8.
+
+    ``facts``: of each file; int64, shape ``(count, width)``, read-only.
     """
 
-    file_bytes: Ids
+    width: ClassVar[int]
+    words: ClassVar[int]
 
     def __init__(self, data: SharedBytes, at: int, count: int, format: str, spec: Mapping[str, Any]) -> None:  # noqa: A002
         if count < 1:
             raise ValueError(f"{count} files do not make a dataset")
         self._given = data, at, count, format, spec
+        self._ends, self._one_facts, self._texts = cut_arrays(data.view, at, [("q", count), ("q", self.width * count)])
+        self.facts: Ids = np.frombuffer(self._one_facts, np.int64).reshape(count, self.width)
+        self.samples = np.ones(count, np.int64)
+        self.samples.flags.writeable = False
+        ends = np.frombuffer(self._ends, np.int64)
+        if (
+            min(self.raw_bytes.min(), ends[0]) < 0
+            or bool((ends[1:] <= ends[:-1]).any())
+            or ends[-1] != len(self._texts)
+        ):
+            raise ValueError("the arrays of files do not go together")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._given
@@ -56,58 +70,79 @@ class SampleFiles(LazyShards):
         """The description of the files that their format needs."""
         return self._given[4]
 
-    @abstractmethod
-    def lines(self, template: str) -> Iterator[str]:
+    @property
+    def raw_bytes(self) -> Ids:
+        return self.facts[:, 0]
+
+    @property
+    def distinct(self) -> Sequence[ShardInfo]:
+        return self[:1]
+
+    def identity(self) -> Iterator[str]:
+        yield identity_text(self[0])
+        yield from self.lines(identity_line("%s\0%d", 1, 0))
+
+    @classmethod
+    def pack(cls, texts: Sequence[bytes | bytearray], facts: Sequence[Ids]) -> list[Any]:
+        """The bytes that the memory holds, in parts.
+
+        ``texts``, ``facts``: of all files, as the class has them, in any number of pieces of whole files.
+        """
+        ends, begin = [], 0
+        for piece in texts:
+            zeros = np.flatnonzero(np.frombuffer(piece, np.uint8) == 0)
+            ends.append(zeros[cls.words - 1 :: cls.words] + (begin + 1))
+            begin += len(piece)
+        return [*(one.astype(np.int64, copy=False).ravel().data.cast("B") for one in (*ends, *facts)), *texts]
+
+    def text(self, number: int) -> list[str]:
+        """A file's words."""
+        begin = self._ends[number - 1] if number else 0
+        return str(self._texts[begin : self._ends[number] - 1], "utf-8").split("\0")
+
+    def size(self, number: int) -> int:
+        return self._one_facts[self.width * number]
+
+    def chunks(self) -> Iterator[tuple[list[str], NDArray[np.int64]]]:
+        """Words and facts of some thousand files at a time, all in order."""
+        begin = 0
+        for low in range(0, len(self), _CHUNK):
+            facts = self.facts[low : low + _CHUNK]
+            end = self._ends[low + len(facts) - 1]
+            yield str(self._texts[begin : end - 1], "utf-8").split("\0"), facts
+            begin = end
+
+    def lines(self, template: str, *more: int) -> Iterator[str]:
         """Text about all files in order, in pieces of some thousand files.
 
-        ``template``: what is said of a file, with ``%s`` for its path and ``%d`` for its bytes.
+        ``template``: what is said of a file, with ``%s`` for its path, ``%d`` for its bytes, and a further ``%d`` for each
+        of ``more``, which are columns of :attr:`facts`.
         """
+        for words, facts in self.chunks():
+            columns = [facts[:, fact].tolist() for fact in (0, *more)]
+            told = zip(words[:: self.words], *columns, strict=True)
+            yield template * len(facts) % tuple(chain.from_iterable(told))
+
+    def _info(self, file: ObjectInfo, *, in_place: bool) -> ShardInfo:
+        return ShardInfo(self.format, 1, (whole_file(file, in_place=in_place),), (), None, self.spec)
 
 
 class FileShards(SampleFiles):
     """Files of this machine.
 
-    The memory holds the end of each file's path (int64), for each file its bytes, the times of its last write and of its
-    last change of status in nanoseconds, and its inode (int64), and the paths as UTF-8, each ended by a zero byte.
-
-    ``facts``: bytes, both times and inode of each file; int64, shape ``(count, 4)``, read-only.
+    Their facts are bytes, the times of the last write and of the last change of status in nanoseconds, and the inode.
     """
 
-    def __init__(self, data: SharedBytes, at: int, count: int, format: str, spec: Mapping[str, Any]) -> None:  # noqa: A002
-        super().__init__(data, at, count, format, spec)
-        self._ends, self._one_facts, self._paths = cut_arrays(data.view, at, [("q", count), ("q", _FACTS * count)])
-        self.facts: Ids = np.frombuffer(self._one_facts, np.int64).reshape(count, _FACTS)
-        self.file_bytes = self.facts[:, 0]
-        ends = np.frombuffer(self._ends, np.int64)
-        if (
-            min(self.facts[:, 0].min(), ends[0]) < 0
-            or bool((ends[1:] <= ends[:-1]).any())
-            or ends[-1] != len(self._paths) - 1
-        ):
-            raise ValueError("the arrays of files do not go together")
-
-    @staticmethod
-    def pack(paths: bytes | bytearray, facts: Ids) -> list[memoryview]:
-        """The bytes that the memory holds, in parts.
-
-        ``paths``: the paths as UTF-8, each ended by a zero byte. ``facts``: as the class has them.
-        """
-        ends = np.flatnonzero(np.frombuffer(paths, np.uint8) == 0).astype(np.int64)
-        return [ends.data.cast("B"), facts.ravel().data.cast("B"), memoryview(paths)]
+    width = 4
+    words = 1
 
     def path(self, number: int) -> str:
         """A file's path below the root."""
-        ends = self._ends
-        return str(self._paths[ends[number - 1] + 1 if number else 0 : ends[number]], "utf-8")
-
-    def size(self, number: int) -> int:
-        """A file's bytes."""
-        return self._one_facts[_FACTS * number]
+        return self.text(number)[0]
 
     def is_same(self, number: int, status: os.stat_result) -> bool:
         """Whether a file's status is the very one that was listed."""
-        at = _FACTS * number
-        size, written, changed, inode = self._one_facts[at : at + _FACTS]
+        size, written, changed, inode = self._one_facts[4 * number : 4 * number + 4]
         return (
             status.st_mtime_ns == written
             and status.st_size == size
@@ -115,53 +150,23 @@ class FileShards(SampleFiles):
             and status.st_ino == inode
         )
 
-    def lines(self, template: str, *more: int) -> Iterator[str]:
-        """See :class:`SampleFiles`; ``more`` are columns of :attr:`facts`, with a further ``%d`` for each."""
-        begin = 0
-        for low in range(0, len(self), _CHUNK):
-            high = min(len(self), low + _CHUNK)
-            end = self._ends[high - 1]
-            paths = str(self._paths[begin:end], "utf-8").split("\0")
-            columns = [self.facts[low:high, fact].tolist() for fact in (0, *more)]
-            yield template * (high - low) % tuple(chain.from_iterable(zip(paths, *columns, strict=True)))
-            begin = end + 1
+    def _get(self, number: int) -> ShardInfo:
+        size, written, changed, inode = self._one_facts[4 * number : 4 * number + 4]
+        version = version_text(written, changed, inode)
+        return self._info(ObjectInfo(self.path(number), size, version), in_place=True)
+
+
+class ObjectShards(SampleFiles):
+    """Objects of a store, by key. Their second word is the version."""
+
+    width = 1
+    words = 2
+
+    def objects(self) -> Iterator[tuple[str, int, str]]:
+        """Key, size and version of each."""
+        for words, sizes in self.chunks():
+            yield from zip(words[::2], sizes[:, 0].tolist(), words[1::2], strict=True)
 
     def _get(self, number: int) -> ShardInfo:
-        size, written, changed, inode = self._one_facts[_FACTS * number : _FACTS * (number + 1)]
-        file = ObjectInfo(self.path(number), size, version_text(written, changed, inode))
-        return ShardInfo(self.format, 1, (whole_file(file, in_place=True),), (), None, self.spec)
-
-
-class FileIndex(Index):
-    """The index of files that are a sample each.
-
-    ``fingerprint``: see :attr:`~stoker.index.index.Index.fingerprint`; ``None`` where it is not known yet.
-    """
-
-    shards: SampleFiles
-
-    def __init__(self, shards: SampleFiles, fingerprint: str | None = None) -> None:
-        self._set_shards(shards)
-        self.extra, self._fingerprint, self._content = {}, fingerprint, {}
-
-    def _set_shards(self, shards: Sequence[ShardInfo]) -> None:
-        assert isinstance(shards, SampleFiles)
-        self.shards = shards
-        self.sizes = np.ones(len(shards), np.int64)
-        self.sizes.flags.writeable = False
-
-    def _identity(self) -> Iterator[str]:
-        yield identity_text(self.shards[0])
-        yield from self.shards.lines(identity_line("%s\0%d", 1, 0))
-
-    @property
-    def distinct_shards(self) -> Sequence[ShardInfo]:
-        return self.shards[:1]
-
-    @property
-    def total_bytes(self) -> int:
-        return int(self.shards.file_bytes.sum())
-
-    @property
-    def largest_shard(self) -> int:
-        return int(self.shards.file_bytes.max())
+        key, version = self.text(number)
+        return self._info(ObjectInfo(key, self.size(number), version), in_place=False)

@@ -14,7 +14,7 @@ from stoker.digests import blake2b, fastest_hash
 from stoker.errors import IndexFileError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.entries import Sizes, column_names, entry_of, identity_line, identity_text
-from stoker.index.columnar_shards import FEW, ColumnarShards, LazyShards, sample_counts, to_columnar
+from stoker.index.columnar_shards import FEW, ArrayShards, LazyShards, sample_counts, to_columnar
 from stoker.index.parse_index import parse_index, read_regular_entries
 from stoker.lazy import cached_property
 from stoker.types import Ids
@@ -66,7 +66,7 @@ class ShardList:
     def distinct_shards(self) -> Sequence[ShardInfo]:
         """Shards among which are all formats, specs, compressions and sets of hashes, with samples and without, in order."""
         shards = self.shards
-        return [shards[kind.first] for kind in shards.kinds] if isinstance(shards, ColumnarShards) else shards
+        return shards.distinct if isinstance(shards, ArrayShards) else shards
 
     @property
     def samples(self) -> int:
@@ -96,14 +96,14 @@ class ShardList:
     @property
     def total_bytes(self) -> int:
         """Bytes of all raw files, and of files that are read in part, of these parts."""
-        if isinstance(self.shards, ColumnarShards):
+        if isinstance(self.shards, ArrayShards):
             return int(self.shards.raw_bytes.sum())
         return sum(shard.size for shard in self.shards)
 
     @property
     def largest_shard(self) -> int:
         """Bytes of the raw files of the largest shard, 0 without shards."""
-        if isinstance(self.shards, ColumnarShards):
+        if isinstance(self.shards, ArrayShards):
             return int(self.shards.raw_bytes.max(initial=0))
         return max((sum(file.bytes for file in shard.raw) for shard in self.shards), default=0)
 
@@ -129,8 +129,13 @@ class Index(ShardList):
         self._check_names(where)
 
     @classmethod
-    def checked(cls, shards: LazyShards, extra: Mapping[str, Any], fingerprint: str, content: dict[str, str]) -> Index:
-        """An index of shards that were checked, and whose :attr:`fingerprint` and :attr:`content` are known."""
+    def checked(
+        cls, shards: LazyShards, extra: Mapping[str, Any], fingerprint: str | None, content: dict[str, str]
+    ) -> Index:
+        """An index of shards that were checked, and whose :attr:`content` is known.
+
+        ``fingerprint``: ``None`` where it is not known yet.
+        """
         made = cls.__new__(cls)
         ShardList.__init__(made, shards)
         made.extra, made._fingerprint, made._content = extra, fingerprint, content
@@ -173,7 +178,8 @@ class Index(ShardList):
         """
         if self._fingerprint is None:
             digest = blake2b(b"", 16)
-            for text in self._identity():
+            told = self.shards.identity() if isinstance(self.shards, ArrayShards) else None
+            for text in self._identity() if told is None else told:
                 digest.update(text.encode())
             self._fingerprint = digest.hexdigest()
         return self._fingerprint

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ from hypothesis import strategies as st
 
 from listed_store import content_of, listed_store, name_of
 from stoker import StreamingDataset
-from stoker.catalog.unindexed import many_objects as module
-from stoker.catalog.unindexed.many_objects import ManyObjects, ObjectShards, many_objects
+from stoker.catalog.unindexed import sample_files as module
+from stoker.catalog.unindexed.sample_files import ListedFiles, many_objects
 from stoker.concurrency.shared.bytes import SharedBytes
 from stoker.errors import ConfigError, StorageTimeoutError
 from stoker.formats.common.file_shards import whole_file
 from stoker.formats.registry import get_format
+from stoker.index.file_index import ObjectShards
 from stoker.storage import ObjectInfo
 from stoker.storage.store import Store
 
@@ -94,8 +94,8 @@ def test_a_second_start_maps_what_the_first_one_kept(
     first = opened(objects(), tmp_path)
     monkeypatch.setattr(module, "keep_side_file", lambda *_: pytest.fail("it is there"))
     again = opened(objects(), tmp_path)
-    assert isinstance(first, ManyObjects)
-    assert isinstance(again, ManyObjects)
+    assert isinstance(first, ListedFiles)
+    assert isinstance(again, ListedFiles)
     assert list(again.index.shards) == list(first.index.shards)
     assert (again.listed, again.index.fingerprint) == (first.listed, first.index.fingerprint)
     assert not [*again.replaced]
@@ -199,7 +199,7 @@ def test_packed_objects_are_the_same_objects(given: list[tuple[str, str, int]], 
     sizes = [np.array([one.size for one in some]) for some in pieces]
     shards = ObjectShards(SharedBytes.of(ObjectShards.pack(texts, sizes)), 0, len(each), "files", SPEC)
     for found in (shards, pickle.loads(pickle.dumps(shards))):
-        assert [*chain.from_iterable(found.chunks())] == [(one.key, one.size, one.version) for one in each]
+        assert [*found.objects()] == [(one.key, one.size, one.version) for one in each]
         assert [shard.raw[0] for shard in found] == [whole_file(one, in_place=False) for one in each]
     with pytest.raises(ValueError, match="go together"):
         ObjectShards(SharedBytes(bytes(shards._given[0].view) + b"x"), 0, len(each), "files", SPEC)

@@ -20,12 +20,12 @@ import xxhash
 
 from stoker import StreamingDataset, policy
 from stoker.catalog.location import DatasetLocation
-from stoker.catalog.unindexed import open_files, plain_files
+from stoker.catalog.unindexed import open_files, sample_files
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.concurrency.shared import bytes as shared_bytes
 from stoker.errors import ConfigError, CorruptDataError, StokerError
 from stoker.formats.base import ShardInfo
-from stoker.index.file_index import FileIndex, FileShards
+from stoker.index.file_index import FileShards
 from stoker.index.index import Index
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
@@ -38,9 +38,9 @@ from stoker.storage.files.own import PRIVATE
 def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Listings are remembered at once, on whatever file system the tests run."""
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(plain_files, "_SETTLED", 0.0)
+    monkeypatch.setattr(sample_files, "_SETTLED", 0.0)
     kind = file_system_of(tmp_path)
-    monkeypatch.setattr(plain_files, "_KNOWN", plain_files._KNOWN | {kind})
+    monkeypatch.setattr(sample_files, "_KNOWN", sample_files._KNOWN | {kind})
     monkeypatch.setattr(mounts, "LOCAL_FILE_SYSTEMS", mounts.LOCAL_FILE_SYSTEMS | {kind})
     return tmp_path / "cache"
 
@@ -105,7 +105,7 @@ def is_remembered(root: Path, name: str = "files") -> bool:
         return iter(())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain_files, "_walk", walk)
+        patch.setattr(sample_files, "_walk", walk)
         try:
             open_unindexed(root, name)
         except StokerError:
@@ -130,7 +130,7 @@ def test_files_are_those_that_a_listing_without_memory_finds(root: Path) -> None
     (root / "empty").mkdir()
     (root / "none.jpg").write_bytes(b"")
     first = check_same(root)
-    assert isinstance(first.index, FileIndex)
+    assert isinstance(first.index.shards, FileShards)
     assert is_remembered(root)
     again = check_same(root)
     assert again.index.fingerprint == Index.fingerprint.fget(again.index)  # type: ignore[attr-defined]
@@ -232,16 +232,16 @@ def test_a_file_that_was_written_over_is_an_error_and_then_listed(root: Path, sa
 
 def test_what_may_change_unseen_is_not_remembered(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(plain_files, "_SETTLED", 3600.0)
+        patch.setattr(sample_files, "_SETTLED", 3600.0)
         check_same(root)
     assert not is_remembered(root)
     with monkeypatch.context() as patch:
-        patch.setattr(plain_files, "_KNOWN", frozenset({"nfs"}))
+        patch.setattr(sample_files, "_KNOWN", frozenset({"nfs"}))
         check_same(root)
         assert not is_remembered(root)
     check_same(root)
     with monkeypatch.context() as patch:
-        patch.setattr(plain_files, "_KNOWN", frozenset({"nfs"}))  # as if mounted anew
+        patch.setattr(sample_files, "_KNOWN", frozenset({"nfs"}))  # as if mounted anew
         assert not is_remembered(root)
     assert is_remembered(root)
     with monkeypatch.context() as patch:
@@ -272,7 +272,7 @@ def test_many_remembered_listings_take_few_descriptors(
 
 
 def test_inodes_that_arrays_can_not_hold_are_no_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_files, "_FACTS", [*plain_files._FACTS[:3], lambda status: status.st_ino + 2**63])
+    monkeypatch.setattr(sample_files, "_FACTS", [*sample_files._FACTS[:3], lambda status: status.st_ino + 2**63])
     check_same(root)
 
 

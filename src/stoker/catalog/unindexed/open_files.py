@@ -38,8 +38,7 @@ from stoker.catalog.unindexed.file_facts import load_facts, save_facts, taking_t
 from stoker.catalog.unindexed.files_location import Files, FilesLocation, files_location
 from stoker.catalog.unindexed.find_files import SourceFiles, find_files
 from stoker.catalog.unindexed.inspect_headers import FetchedFiles, HeaderReader
-from stoker.catalog.unindexed.many_objects import ManyObjects, many_objects
-from stoker.catalog.unindexed.plain_files import are_plain, plain_files
+from stoker.catalog.unindexed.sample_files import ListedFiles, are_plain, many_objects, plain_files
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.compression import codec_of, unpacked_name
@@ -188,19 +187,14 @@ def open_unindexed(
     if address.in_place and location.keys is None and location.pattern is None and plainly:
         plain = plain_files(reader, str(address.root), wanted.options, keep[-1], f"{name}.files")
         if plain is not None:
-            cache = make_cache(address.root, None, settings)
-            cache.remembered = plain.remembered
-            with contextlib.suppress(OSError):
-                cache.sweep()
-            origin = origin_of(location.root, storage_options)
-            return DatasetLocation(plain.index, cache, keep, origin=origin, listed=plain.listed)
+            return _of_listing(plain, location.root, make_cache(address.root, None, settings), keep, storage_options)
     known = load_facts(keep, name)
     try:
         listing: Iterable[ObjectInfo] | None = None
         if _may_be_many(location, address) and plainly:
             store = open_root(location.root)
             many = many_objects(reader, store, wanted.options, keep[-1], f"{name}.objects")
-            if isinstance(many, ManyObjects):
+            if isinstance(many, ListedFiles):
                 return _open_many(many, store, address, settings, keep, storage_options)
             listing = many
         found = find_files(location, open_root, reader, listing).sized()
@@ -279,7 +273,7 @@ def _may_be_many(location: FilesLocation, address: SourceLocation) -> bool:
 
 
 def _open_many(
-    many: ManyObjects,
+    many: ListedFiles,
     store: Store,
     address: SourceLocation,
     settings: CacheSettings,
@@ -290,15 +284,24 @@ def _open_many(
     directory = files_directory(address.root, store.url, storage_options)
     directory.hold()
     cache = make_cache(directory, store, settings, many.index.file_sizes)
-    with contextlib.suppress(OSError):
-        cache.sweep()
+    opened = _of_listing(many, store.url, cache, keep, storage_options)
     if cache.keeps:
         with contextlib.suppress(OSError):
             directory.make()
         for one in many.replaced:
             unlink(cache.root / whole_file(one, in_place=False).basename)
-    origin = origin_of(store.url, storage_options)
-    return DatasetLocation(many.index, cache, keep, origin=origin, listed=many.listed)
+    return opened
+
+
+def _of_listing(
+    found: ListedFiles, root: str, cache: ShardCache, keep: tuple[Path, ...], storage_options: StorageOptions | None
+) -> DatasetLocation:
+    """The location of files of which a listing tells all."""
+    cache.remembered = found.remembered
+    with contextlib.suppress(OSError):
+        cache.sweep()
+    origin = origin_of(root, storage_options)
+    return DatasetLocation(found.index, cache, keep, origin=origin, listed=found.listed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,33 @@
-"""Many files of this machine that are a sample each: listed as arrays, and remembered from one start to the next.
+"""Files that are a sample each, listed as arrays: those of a directory, and very many objects of a store.
 
-A remembered listing serves as long as no folder has changed. A folder changes when a file in it is made, removed, renamed
-or replaced by another; so each is asked for its times and its inode, and no file. That a file was not written over is seen
-when it is opened (:mod:`stoker.cache.disk.disk_cache`). A listing is remembered only where this can be relied on:
+A listing is all that there is to know of them. It is kept in a file of the cache, which all processes of a machine map.
+
+Of a directory, a kept listing serves as long as no folder has changed. A folder changes when a file in it is made, removed,
+renamed or replaced by another; so each is asked for its times and its inode, and no file. That a file was not written over is
+seen when it is opened (:mod:`stoker.cache.disk.disk_cache`). A listing is kept only where this can be relied on:
 
 * on file systems that are known to keep the times of folders;
 * where the last change of every folder was so long before the listing that a later one has another time.
 
-Only plain directories are listed here: regular files and folders of usual names, without links. Of all others
-:mod:`stoker.catalog.unindexed.find_files` makes the list, and says what is wrong with it.
+Of a store, each start lists all the same: it tells in no other way that an object was replaced. The kept listing serves
+where the store can not be reached.
+
+Only plain directories are listed here: regular files and folders of usual names, without links; and only objects that are
+many, and of such names. Of all others :mod:`stoker.catalog.unindexed.find_files` makes the list, and says what is wrong with
+it.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, groupby, islice, pairwise, repeat
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -31,21 +38,28 @@ from stoker.catalog.splits import refuse_splits
 from stoker.catalog.unindexed.file_facts import keep_side_file
 from stoker.catalog.unindexed.find_files import images_beside
 from stoker.concurrency.shared.bytes import SharedBytes, pack_arrays, unpack_arrays
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StorageTimeoutError
+from stoker.formats.common.checks import check_basename
 from stoker.formats.format import Format
 from stoker.formats.one_file import FileFormat
-from stoker.index.file_index import WRITTEN, FileIndex, FileShards
-from stoker.index.index import INDEX_NAME
+from stoker.index.file_index import WRITTEN, FileShards, ObjectShards, SampleFiles
+from stoker.index.index import INDEX_NAME, Index
+from stoker.storage import ObjectInfo, Store
 from stoker.storage.files.mounts import LOCAL_FILE_SYSTEMS, file_system_of, read_shared
 from stoker.storage.files.own import CACHE_NAME, PRIVATE, REMOVED_CACHE
-from stoker.storage.recorded_versions import digest_of_lines, file_line
+from stoker.storage.recorded_versions import digest_of_lines, file_line, version_of_files
 from stoker.storage.unfinished import MARK
+from stoker.storage.url import is_hidden
 from stoker.types import Ids
 
 logger = logging.getLogger(__name__)
 
-# The number at its end rises when the arrays or the header change.
-_MAGIC: Final = b"stokfil\1"
+# The number at the end rises when the arrays or the header change.
+_OF_FILES: Final = b"stokfil\2"
+_OF_OBJECTS: Final = b"stokobj\1"
+MANY: Final = 1 << 16
+"""Objects from which on they are held as arrays."""
+_PIECE: Final = 1 << 16
 # A folder that changed less than so many seconds before it was listed may change again within the same tick of its clock.
 _SETTLED: Final = 5.0
 # File systems that keep the times of folders. What is in user space (FUSE) makes them up, as object stores have none.
@@ -56,22 +70,41 @@ _FACTS: Final = [attrgetter(name) for name in ("st_size", "st_mtime_ns", "st_cti
 
 
 @dataclass(frozen=True, slots=True)
-class PlainFiles:
-    """The files of a plain directory.
+class ListedFiles:
+    """The files of a listing.
 
     Attributes:
+        shards: a shard each.
         index: their index.
         listed: see :class:`~stoker.catalog.location.DatasetLocation`.
-        remembered: where the listing is remembered; ``None`` where it is not.
+        remembered: where the listing of a directory is kept; ``None`` where it is not.
+        replaced: objects that were listed at the last start, and are gone or others now.
     """
 
-    index: FileIndex
+    shards: SampleFiles
+    index: Index
     listed: str
-    remembered: Path | None
+    remembered: Path | None = None
+    replaced: Iterable[ObjectInfo] = ()
+
+    @classmethod
+    def of(cls, shards: SampleFiles, listed: str, fingerprint: str | None = None) -> ListedFiles:
+        """Files without hashes, which have no content to compare."""
+        return cls(shards, Index.checked(shards, {}, fingerprint, {}), listed)
+
+    def keep(self, magic: bytes, directory: Path, where: str, name: str, parts: Sequence[Any], **more: Any) -> bool:
+        """Keep the listing, of which ``parts`` are the arrays, and ``more`` is in the header; whether it could be kept."""
+        header = {
+            "spec": self.shards.spec,
+            "files": len(self.shards),
+            "fingerprint": self.index.fingerprint,
+            "listed": self.listed,
+        }
+        return keep_side_file(directory, where, name, pack_arrays(magic, {**header, **more}, parts))
 
 
 class _NotPlainError(Exception):
-    """There is something that is no plain file or folder."""
+    """There is something that :mod:`~stoker.catalog.unindexed.find_files` must look at."""
 
 
 def are_plain(reader: Format) -> bool:
@@ -87,7 +120,7 @@ def are_plain(reader: Format) -> bool:
 
 def plain_files(
     reader: Format, root: str, settings: Mapping[str, Any], directory: Path, name: str
-) -> PlainFiles | None:
+) -> ListedFiles | None:
     """All files of a format below a directory of this machine; ``None`` where that is not a plain one.
 
     ConfigError if the settings make no sense. ``reader``: the format; :func:`are_plain` holds of it. ``directory``: of the
@@ -115,21 +148,12 @@ def plain_files(
         return None
     spec = reader.inspect_names([folder.first for folder in filled], settings)
     parts = FileShards.pack(*_in_order(paths, facts, filled))
-    count = len(facts) // 8 // len(_FACTS)
-    shards = FileShards(SharedBytes.of(parts), 0, count, reader.name, spec)
-    index = FileIndex(shards)
-    listed = digest_of_lines(shards.lines(file_line("%s", "%d", "file:%d"), WRITTEN))
-    if not _settled(root, folders, begun):
-        return PlainFiles(index, listed, None)
-    header = {
-        "spec": spec,
-        "files": len(shards),
-        "fingerprint": index.fingerprint,
-        "listed": listed,
-        "folders": [(folder.prefix, folder.first, *folder.times) for folder in folders],
-    }
-    kept = keep_side_file(directory, root, name, pack_arrays(_MAGIC, header, parts))
-    return PlainFiles(index, listed, path if kept else None)
+    shards = FileShards(SharedBytes.of(parts), 0, len(facts) // 8 // len(_FACTS), reader.name, spec)
+    made = ListedFiles.of(shards, digest_of_lines(shards.lines(file_line("%s", "%d", "file:%d"), WRITTEN)))
+    told = [(folder.prefix, folder.first, *folder.times) for folder in folders]
+    if _settled(root, folders, begun) and made.keep(_OF_FILES, directory, root, name, parts, folders=told):
+        return replace(made, remembered=path)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,14 +245,16 @@ def _are_usual(names: Sequence[str]) -> bool:
     return text.isprintable() and "\\" not in text and ":" not in text
 
 
-def _in_order(paths: bytearray, facts: bytearray, filled: Sequence[_Folder]) -> tuple[bytes | bytearray, Ids]:
+def _in_order(
+    paths: bytearray, facts: bytearray, filled: Sequence[_Folder]
+) -> tuple[list[bytes | bytearray], list[Ids]]:
     """Paths and facts of all files of folders, which come in the order of their prefixes, in the order of their paths."""
     table = np.frombuffer(facts, np.int64).reshape(-1, len(_FACTS))
     if not any(after.prefix.startswith(before.prefix) for before, after in pairwise(filled)):
-        return paths, table
+        return [paths], [table]
     each = paths.split(b"\0")[:-1]
     order = sorted(range(len(each)), key=each.__getitem__)  # bytes of UTF-8 are in the order of characters
-    return b"".join([each[number] + b"\0" for number in order]), table[order]
+    return [b"".join([each[number] + b"\0" for number in order])], [table[order]]
 
 
 def _settled(root: str, folders: Sequence[_Folder], begun: int) -> bool:
@@ -243,9 +269,9 @@ def _settled(root: str, folders: Sequence[_Folder], begun: int) -> bool:
 
 def _remembered(
     path: Path, reader: Format, root: str, settings: Mapping[str, Any], data: SharedBytes
-) -> PlainFiles | None:
-    """The listing that is remembered, if all folders are as they were."""
-    header, at = unpack_arrays(_MAGIC, data)
+) -> ListedFiles | None:
+    """The listing that is kept, if all folders are as they were."""
+    header, at = unpack_arrays(_OF_FILES, data)
     device = os.stat(root).st_dev
     for prefix, _, *times in header["folders"]:
         status = os.stat(f"{root}/{prefix}")
@@ -257,4 +283,110 @@ def _remembered(
     if spec != header["spec"]:
         return None
     shards = FileShards(data, at, header["files"], reader.name, spec)
-    return PlainFiles(FileIndex(shards, header["fingerprint"]), header["listed"], path)
+    return replace(ListedFiles.of(shards, header["listed"], header["fingerprint"]), remembered=path)
+
+
+def many_objects(
+    reader: Format, store: Store, settings: Mapping[str, Any], directory: Path, name: str
+) -> ListedFiles | Iterable[ObjectInfo] | None:
+    """All objects of a format in a store, where they are very many.
+
+    Args:
+        reader: the format; :func:`are_plain` holds of it.
+        directory: of the cache that the listing is kept in.
+        name: of the listing there; another for other objects or settings.
+
+    Returns:
+        The listing as it is, where it is short; ``None`` where it is long and needs a closer look.
+
+    Raises:
+        ConfigError: the settings make no sense, or the folders are splits.
+        StorageTimeoutError: the store can not be reached, and no listing is kept.
+    """
+    path = directory / PRIVATE / name
+    load = partial(_kept, reader)
+    before = read_shared(path, load)
+    try:
+        listing = store.list()
+        first = list(islice(listing, MANY))
+        if len(first) < MANY:
+            return first
+        texts, sizes, folders = _packed(reader, chain(first, listing))
+        del first
+    except StorageTimeoutError as error:
+        if before is None:
+            raise
+        logger.warning("%s; using what was listed at the last start", error)
+        return before
+    except _NotPlainError:
+        return None
+    refuse_splits(folders, store.url, folders_only=True)
+    spec = reader.inspect_names(folders, settings)
+    count = sum(map(len, sizes))
+    parts = ObjectShards.pack(texts, sizes)
+    del texts, sizes
+    shards = ObjectShards(SharedBytes.of(parts), 0, count, reader.name, spec)
+    made = ListedFiles.of(shards, version_of_files(shards.objects()))
+    if before is not None and before.listed == made.listed and before.shards.spec == spec:
+        return before
+    made.keep(_OF_OBJECTS, directory, store.url, name, parts)
+    kept = read_shared(path, load)
+    if kept is None or kept.listed != made.listed:  # it can not be kept, or another process wrote one meanwhile
+        kept = made
+    return kept if before is None else replace(kept, replaced=_replaced(before.shards, shards))
+
+
+def _packed(reader: Format, listing: Iterable[ObjectInfo]) -> tuple[list[bytes], list[Any], list[str]]:
+    """Texts and sizes of the objects, for :meth:`ObjectShards.pack`, and the first key in each folder."""
+    suffixes, images = reader.file_suffixes, images_beside(reader)
+    texts: list[bytes] = []
+    sizes: list[Any] = []
+    folders: dict[str, str] = {}
+    last = ""
+    listing = iter(listing)
+    while piece := list(islice(listing, _PIECE)):
+        chosen = []
+        for one in piece:
+            key = one.key
+            if suffixes and not key.lower().endswith(suffixes):
+                if key.endswith(MARK) or (images and key.lower().endswith(images)):
+                    raise _NotPlainError
+                continue
+            if key.endswith(MARK):
+                raise _NotPlainError
+            if is_hidden(key) or key == INDEX_NAME:
+                continue
+            if key <= last or check_basename(key) is not None:
+                raise _NotPlainError
+            last = key
+            folders.setdefault(key[: key.rfind("/") + 1], key)
+            chosen.append(one)
+        text = "".join([f"{one.key}\0{one.version}\0" for one in chosen])
+        if text.count("\0") != 2 * len(chosen):
+            raise _NotPlainError
+        texts.append(text.encode())
+        sizes.append(np.array([one.size for one in chosen], np.int64))
+    if not folders:
+        raise _NotPlainError
+    return texts, sizes, list(folders.values())
+
+
+def _kept(reader: Format, data: SharedBytes) -> ListedFiles:
+    """The listing that is kept."""
+    header, at = unpack_arrays(_OF_OBJECTS, data)
+    shards = ObjectShards(data, at, header["files"], reader.name, header["spec"])
+    return ListedFiles.of(shards, header["listed"], header["fingerprint"])
+
+
+def _replaced(*shards: SampleFiles) -> Iterator[ObjectInfo]:
+    """Objects of the first of two listings that the second, also in order, has not, or in another version."""
+    objects = (one.objects() for one in shards if isinstance(one, ObjectShards))
+    sides = [zip(each, repeat(side)) for side, each in enumerate(objects)]
+    for _, each in groupby(heapq.merge(*sides, key=_key), key=_key):
+        found = {side: one for one, side in each}
+        if 0 in found and found.get(1) != found[0]:
+            yield ObjectInfo(*found[0])
+
+
+def _key(told: tuple[tuple[str, int, str], int]) -> str:
+    return told[0][0]
