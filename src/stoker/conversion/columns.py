@@ -15,7 +15,7 @@ from stoker.conversion.schema import ColumnType, of_values
 from stoker.conversion.sinks import ShardSettings, encoding_for
 from stoker.conversion.source import ConversionSource, FileSource
 from stoker.conversion.task import items
-from stoker.conversion.values import ColumnPlan, Transform, adapted, apply, without_nulls
+from stoker.conversion.values import ColumnPlan, SampleHandling, Transform, adapted, apply
 from stoker.errors import ConfigError, EncodingError, SampleError
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.mds.encodings.base import UnfitValueError
@@ -34,19 +34,18 @@ _ENOUGH = 16
 def plan_columns(
     opened: OpenedSource,
     settings: ShardSettings,
+    handling: SampleHandling,
     *,
     columns: Mapping[str, str],
     select: Sequence[str] | None,
-    fill: Mapping[str, Any],
-    transform: Transform | None,
-    decode: bool,
-    skip_bad: bool = False,
 ) -> Columns:
     """Decide on the columns.
 
-    ``columns`` are encodings that the caller chose; ``select`` columns of the source to read, default all; ``decode`` hands
-    decoded images to the transform; ``skip_bad`` leaves bad samples out of those that types are told by.
+    ``columns`` are encodings that the caller chose; ``select`` columns of the source to read, default all. Where bad samples
+    are left out, types are told without them.
     """
+    transform, decode = handling.transform, handling.decode
+    skip_bad = handling.bad_samples is not None
     for name, encoding in columns.items():
         check_encoding(name, encoding)
     there = opened.source.columns
@@ -59,7 +58,7 @@ def plan_columns(
     if transform is None:
         plans = _renamed(opened, settings, chosen, columns, select is not None, skip_bad)
         known = {plan.name for plan in plans}
-        for name in (*columns, *fill):
+        for name in (*columns, *handling.fill):
             if name not in known:
                 raise ConfigError(f"there is no column {name!r}; there are {', '.join(sorted(known))}")
         return plans, plans, ()
@@ -75,7 +74,7 @@ def plan_columns(
         ColumnPlan(name, name, types[name].encoding, readings[name], folder=opened.folder) for name in chosen
     )
     decoded = tuple(name for name in chosen if name in images) if decode else ()
-    trial = _Trial(opened.source, inputs, fill, transform, decoded, skip_bad)
+    trial = _Trial(opened.source, inputs, handling, transform, decoded)
     outputs = _of_transform(trial, settings, columns)
     return inputs, outputs, decoded
 
@@ -138,7 +137,7 @@ def _of_transform(trial: _Trial, settings: ShardSettings, columns: Mapping[str, 
         return tuple(ColumnPlan(name, name, encoding, chosen=True) for name, encoding in sorted(columns.items()))
     names = list(made[0])
     before = {plan.name: plan.encoding for plan in trial.inputs}
-    for name in (*columns, *trial.fill):
+    for name in (*columns, *trial.settings.fill):
         if name not in names and name not in before:
             raise ConfigError(f"there is no column {name!r}: the transform returns {', '.join(map(repr, names))}")
     plans = []
@@ -163,26 +162,26 @@ class _Trial:
 
     source: ConversionSource
     inputs: Sequence[ColumnPlan]
-    fill: Mapping[str, Any]
+    settings: SampleHandling
     transform: Transform
     decoded: Sequence[str]
-    skip_bad: bool
 
     def made(self) -> list[Sample]:
         """Some of the samples that it returns."""
         failed: Exception | None = None
+        skip_bad = self.settings.bad_samples is not None
         for choice in (head, spread):
-            choices = (head, spread) if self.skip_bad else (choice,)
+            choices = (head, spread) if skip_bad else (choice,)
             names = [plan.source for plan in self.inputs]
-            raw, shards, rows = tried_samples(self.source, names, choices, skip_bad=self.skip_bad)
+            raw, shards, rows = tried_samples(self.source, names, choices, skip_bad=skip_bad)
             made: list[Sample] = []
-            for row in range(len(rows)) if self.skip_bad else (slice(None),):
+            for row in range(len(rows)) if skip_bad else (slice(None),):
                 at = np.arange(len(rows))[row].reshape(-1)
                 some = {name: rows_of(values, at) for name, values in raw.items()}
                 try:
                     self._add(made, some, shards[at], rows[at])
                 except (SampleError, EncodingError) as error:
-                    if not self.skip_bad or not (isinstance(error, EncodingError) or is_of_sample(error)):
+                    if not skip_bad or not (isinstance(error, EncodingError) or is_of_sample(error)):
                         raise
                     failed = failed or error
                 if len(made) >= _ENOUGH:
@@ -206,7 +205,7 @@ class _Trial:
             batch = {plan.name: adapted(raw[plan.source], plan) for plan in self.inputs}
         except UnfitValueError as error:
             raise EncodingError(f"{where(error.row or 0)}: column {error.column!r}: {error}") from error
-        batch, _ = without_nulls(batch, self.fill, drop=False, allowed=batch)
+        batch, _ = self.settings.prepared(batch, None)
         values = items(batch, self.decoded, where, failed)
         for number, row in enumerate(zip(*values.values(), strict=True)):
             made += apply(self.transform, dict(zip(values, row, strict=True)), partial(where, number))

@@ -30,7 +30,7 @@ from stoker.conversion.job import (
 from stoker.conversion.open_source import Url, open_source
 from stoker.conversion.sinks import ShardSettings, target_writer
 from stoker.conversion.task import bad_of, run_task, totals
-from stoker.conversion.values import Transform, identity_of, load_transform
+from stoker.conversion.values import SampleHandling, Transform, load_transform
 from stoker.display import counted
 from stoker.errors import ConfigError
 from stoker.formats.registry import format_name
@@ -293,9 +293,9 @@ def convert(
     order: str = "global" if shuffle is True else "none" if shuffle is False else shuffle
     if order not in SHUFFLES:
         raise ConfigError(f"shuffle={order!r} is unknown; known: {', '.join(SHUFFLES)}")
-    function = load_transform(transform)
-    target = target_of(source, destination)
     bad_samples = check_bad_samples(on_bad_sample)
+    handling = SampleHandling(load_transform(transform), decode, dict(fill or {}), drop_nulls, bad_samples)
+    target = target_of(source, destination)
     fresh = not unfinished(target, storage_options) or not resume
     workers: TaskProcesses[ConversionJob, int, dict[str, Any]] = TaskProcesses(
         run_task,
@@ -322,16 +322,7 @@ def convert(
         arrangement = Arrangement(opened.source.sizes, order, seed, parts)
         if not arrangement.total:
             raise ConfigError(f"{opened.source.name} has no samples: there is nothing to convert")
-        inputs, outputs, decoded = plan_columns(
-            opened,
-            settings,
-            columns=dict(columns or {}),
-            select=select,
-            fill=dict(fill or {}),
-            transform=function,
-            decode=decode,
-            skip_bad=bad_samples is not None,
-        )
+        inputs, outputs, decoded = plan_columns(opened, settings, handling, columns=dict(columns or {}), select=select)
         settings.writer.check_columns({plan.name: plan.encoding for plan in outputs})
         about = {
             "version": _VERSION,
@@ -342,10 +333,7 @@ def convert(
             "to": settings.format,
             "columns": {plan.name: plan.encoding for plan in outputs},
             "select": sorted(plan.name for plan in inputs),
-            "transform": identity_of(function),
-            "decode": decode,
-            "fill": repr(sorted((fill or {}).items())),
-            "drop_nulls": drop_nulls,
+            **handling.identity,
             "shuffle": order,
             "seed": seed,
             "split": {name: [str(low), str(high)] for name, low, high in parts},
@@ -359,16 +347,13 @@ def convert(
             inputs,
             outputs,
             decoded,
-            function,
-            dict(fill or {}),
-            drop_nulls,
+            handling,
             arrangement,
             bounds_of(arrangement.total, opened.source.bytes, settings),
             settings,
             target,
             storage_options,
             digest(about),
-            bad_samples,
         )
         versions = stable_versions(opened.versions)
         about[FILES] = digest(list(versions.items()))
@@ -428,7 +413,7 @@ def _run(
     def where(task: int) -> str:
         return f" at samples {job.bounds[task]} to {job.bounds[task + 1] - 1}"
 
-    bad_samples = TaskBadSamples(job.bad_samples)
+    bad_samples = TaskBadSamples(job.handling.bad_samples)
     for number, note in sorted(notes.items()):
         bad_samples.add(number, note)
     advance(0)

@@ -17,16 +17,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.conversion.sinks import ShardSettings, file_sizes
+from stoker.conversion.sinks import OUTPUT, ShardSettings, file_sizes
 from stoker.conversion.source import ConversionSource
-from stoker.conversion.values import ColumnPlan, Transform
+from stoker.conversion.values import ColumnPlan, SampleHandling
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.index.index import INDEX_NAME, Index
 from stoker.integers import mix
 from stoker.order.selection import Split
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
-from stoker.reading.bad_samples import BadSamples
 from stoker.storage import Store, is_local, join_url, open_store
 from stoker.storage.job_record import (
     JobRecord,
@@ -94,24 +93,19 @@ class ConversionJob:
     Attributes:
         inputs: the columns that are read; without a transform also those that are written.
         bounds: first position of each task, and the end of the last; int64.
-        bad_samples: the limits of bad samples, which are left out; ``None``: they are errors. No part of the identity: what
-            is written of the good samples is the same.
     """
 
     source: ConversionSource
     inputs: tuple[ColumnPlan, ...]
     outputs: tuple[ColumnPlan, ...]
     decoded: tuple[str, ...]
-    transform: Transform | None
-    fill: Mapping[str, Any]
-    drop_nulls: bool
+    handling: SampleHandling
     arrangement: Arrangement
     bounds: Ids
     settings: ShardSettings
     destination: str
     storage_options: StorageOptions | None = field(repr=False)
     identity: str
-    bad_samples: BadSamples | None = None
 
     @property
     def tasks(self) -> int:
@@ -154,12 +148,8 @@ FILES: Final = "files"
 """Name of a digest of the versions of the source's files, among a conversion's settings."""
 _SOURCE: Final = f"{WORK}/source.json"
 """Versions of the source's files, by name, to tell which of them were changed."""
-# What tasks and the end of a run write: work, shards, listed files, images, indexes and notes; each also below a split.
-_OURS: Final = re.compile(
-    rf"(?:[^/]+/)?(?:(?:{WORK}/|{STAGE}).*|(?:[0-9]{{5,}}/)?shard\.[0-9]+\.[^/]*|part-[0-9]+-[0-9]+\.(?:parquet|bin|idx)|index\.json"
-    rf"|{re.escape(MARK)}"
-    r"|(?:[^/]+/)?(?:[0-9]{5,}-)?[0-9]{9,}\.(?:jpeg|png))"
-)
+# What tasks and the end of a run write: work, output and notes; each also below a split.
+_OURS: Final = re.compile(rf"(?:[^/]+/)?(?:(?:{WORK}/|{STAGE}).*|{OUTPUT}|{re.escape(MARK)})")
 _THREADS: Final = 16
 
 

@@ -22,6 +22,11 @@ from stoker.writing.parquet_writer import ParquetWriter
 from stoker.writing.shard_formats import WriterClass, find_writer, writable_formats, writer_of
 
 _FLOATS: Final = ("float16", "float32", "float64", "bfloat16")
+OUTPUT: Final = (
+    r"(?:[0-9]{5,}/)?shard\.[0-9]+\.[^/]*|part-[0-9]+-[0-9]+\.(?:parquet|bin|idx)|index\.json"
+    r"|(?:[^/]+/)?(?:[0-9]{5,}-)?[0-9]{9,}\.(?:jpeg|png)"
+)
+"""Names of shards, listed files, indexes and images, as a :class:`SampleSink` names them; a regular expression."""
 
 
 @dataclass(frozen=True, slots=True)

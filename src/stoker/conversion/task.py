@@ -13,7 +13,7 @@ import numpy as np
 from stoker.concurrency.shared.counters import Counts
 from stoker.conversion.job import ConversionJob, dataset_store, put_note
 from stoker.conversion.sinks import SampleSink
-from stoker.conversion.values import ColumnPlan, adapted, apply, without_nulls
+from stoker.conversion.values import ColumnPlan, Transform, adapted, apply
 from stoker.errors import (
     DecodeError,
     EncodingError,
@@ -50,8 +50,8 @@ def run_task(job: ConversionJob, number: int, advance: Callable[[int], None] = l
     bad: list[dict[str, Any]] = []
     note = {"identity": job.identity, "task": number, "read": stop - first, "splits": [], "bad": bad}
     log = None
-    if job.bad_samples is not None:
-        log = BadSampleLog(job.bad_samples, Counts(), silent=True)
+    if job.handling.bad_samples is not None:
+        log = BadSampleLog(job.handling.bad_samples, Counts(), silent=True)
         log.enter(first)
         log.enter(stop - first)
     with ExitStack() as stack:
@@ -88,28 +88,25 @@ class _Chunk:
 
     def __init__(self, job: ConversionJob, shards: Ids, rows: Ids) -> None:
         self._job, self._shards, self._rows = job, shards, rows
-        self.bad: dict[int, SampleError] | None = None if job.bad_samples is None else {}
+        self.bad: dict[int, SampleError] | None = None if job.handling.bad_samples is None else {}
 
     def convert(self, split: Ids, sinks: list[SampleSink]) -> None:
         """Write the samples, each to the sink of its split."""
-        job = self._job
+        job, settings = self._job, self._job.handling
         batch, origin = self._read([plan.source for plan in job.inputs])
         allowed = {plan.name for plan in job.outputs if plan.arrow is not None or plan.encoding in ("json", "pkl")}
 
         def taken_in(raw: Batch) -> tuple[Batch, Ids | None]:
             values: Batch = {plan.name: _adapted(raw[plan.source], plan) for plan in job.inputs}
-            if job.transform is None:
-                return without_nulls(values, job.fill, drop=job.drop_nulls, allowed=allowed)
-            # A transform may well mend nulls: what it returns must have none.
-            return without_nulls(values, job.fill, drop=False, allowed=values)
+            return settings.prepared(values, allowed if settings.transform is None else None)
 
         def given_out(made: Batch) -> tuple[Batch, Ids | None]:
             values: Batch = {plan.name: _adapted(made[plan.name], plan) for plan in job.outputs}
-            return without_nulls(values, job.fill, drop=job.drop_nulls, allowed=allowed)
+            return settings.prepared(values, allowed)
 
         batch, origin = self._fitting(batch, origin, taken_in)
-        if job.transform is not None and len(origin):
-            batch, origin = self._mapped(batch, origin)
+        if settings.transform is not None and len(origin):
+            batch, origin = self._mapped(settings.transform, batch, origin)
             batch, origin = self._fitting(batch, origin, given_out)
         split = split[origin]
         for number, sink in enumerate(sinks):
@@ -204,10 +201,9 @@ class _Chunk:
     def _unfit(self, error: UnfitValueError, origin: Ids) -> EncodingError:
         return EncodingError(f"{self.where(int(origin[error.row or 0]))}: column {error.column!r}: {error}")
 
-    def _mapped(self, batch: Batch, origin: Ids) -> tuple[Batch, Ids]:
+    def _mapped(self, transform: Transform, batch: Batch, origin: Ids) -> tuple[Batch, Ids]:
         """Columns of the samples that the transform returns, and for each the row of the sample that it was made of."""
         job, bad = self._job, self.bad
-        assert job.transform is not None
 
         def where(number: int) -> str:
             return self.where(int(origin[number]))
@@ -224,7 +220,7 @@ class _Chunk:
             if bad is not None and row in bad:
                 continue
             try:
-                several = apply(job.transform, dict(zip(names, values, strict=True)), partial(where, number))
+                several = apply(transform, dict(zip(names, values, strict=True)), partial(where, number))
                 self._check_columns(several, row)
             except (SampleError, EncodingError) as error:
                 failed(number, error)

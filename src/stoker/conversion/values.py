@@ -22,11 +22,70 @@ from stoker.formats.one_file import SIGNATURES
 from stoker.formats.parquet.columns import list_dtype
 from stoker.formats.unstacked import rows_of
 from stoker.lazy import named_object
+from stoker.reading.bad_samples import BadSamples
 from stoker.storage.files.regular import read_regular
 from stoker.streams.compare import null_mask
 from stoker.types import Array, Batch, Column, Sample
 
 Transform: TypeAlias = Callable[[Sample], Sample | list[Sample] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleHandling:
+    """The options of a conversion that act on samples.
+
+    ``bad_samples``: the limits of bad samples, which are left out; ``None``: they are errors. No part of the identity: what
+    is written of the good samples is the same.
+    """
+
+    transform: Transform | None
+    decode: bool
+    fill: Mapping[str, Any]
+    drop_nulls: bool
+    bad_samples: BadSamples | None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Its part of the identity of a conversion, for JSON."""
+        return {
+            "transform": identity_of(self.transform),
+            "decode": self.decode,
+            "fill": repr(sorted(self.fill.items())),
+            "drop_nulls": self.drop_nulls,
+        }
+
+    def prepared(self, batch: Batch, allowed: Collection[str] | None) -> tuple[Batch, Array | None]:
+        """Samples as they are written: nulls filled, or the samples that have any left out. NaN and NaT are nulls, too.
+
+        Also gives which rows are left (int64), or ``None`` for all. Other nulls than NaN and NaT are an
+        :class:`UnfitValueError`, unless their column is ``allowed`` to have some. With ``None``, samples as a transform gets
+        them, which may well mend nulls: they are only filled.
+        """
+        kept: Array | None = None
+        made: Batch = {}
+        for name, values in batch.items():
+            made[name] = values
+            missing = null_mask(values)
+            if missing is None:
+                continue
+            if name in self.fill:
+                made[name] = _filled(values, missing, self.fill[name], name)
+            elif allowed is None:
+                continue
+            elif self.drop_nulls:
+                kept = ~missing if kept is None else kept & ~missing
+            elif name not in allowed and not isinstance(values, np.ndarray):
+                row = next((row for row, value in enumerate(values) if value is None), None)
+                if row is not None:
+                    raise UnfitValueError(
+                        f"it is null: fill={{{name!r}: ...}} gives nulls a value, drop_nulls=True leaves such samples out",
+                        row=row,
+                        column=name,
+                    )
+        if kept is None:
+            return made, None
+        rows = np.flatnonzero(kept)
+        return {name: rows_of(values, rows) for name, values in made.items()}, rows
 
 
 def load_transform(given: Transform | str | None) -> Transform | None:
@@ -120,39 +179,6 @@ def adapted(values: Column, plan: ColumnPlan) -> Column:
     if plan.chosen or plan.reading == "array":
         values = _cast(values, plan)
     return values
-
-
-def without_nulls(
-    batch: Batch, fill: Mapping[str, Any], *, drop: bool, allowed: Collection[str]
-) -> tuple[Batch, Array | None]:
-    """Nulls filled, or the samples that have any left out. NaN and NaT are nulls, which all formats hold.
-
-    Also gives which rows are left (int64), or ``None`` for all. Other nulls are an :class:`UnfitValueError`, unless their
-    column is ``allowed`` to have some.
-    """
-    kept: Array | None = None
-    made: Batch = {}
-    for name, values in batch.items():
-        made[name] = values
-        missing = null_mask(values)
-        if missing is None:
-            continue
-        if name in fill:
-            made[name] = _filled(values, missing, fill[name], name)
-        elif drop:
-            kept = ~missing if kept is None else kept & ~missing
-        elif name not in allowed and not isinstance(values, np.ndarray):
-            row = next((row for row, value in enumerate(values) if value is None), None)
-            if row is not None:
-                raise UnfitValueError(
-                    f"it is null: fill={{{name!r}: ...}} gives nulls a value, drop_nulls=True leaves such samples out",
-                    row=row,
-                    column=name,
-                )
-    if kept is None:
-        return made, None
-    rows = np.flatnonzero(kept)
-    return {name: rows_of(values, rows) for name, values in made.items()}, rows
 
 
 def _filled(values: Column, missing: Array, value: Any, name: str) -> Column:
