@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,8 +26,8 @@ from stoker.index.index import Index, load_index
 from stoker.order.global_batches import Remainder
 from stoker.order.left_out import run_without
 from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
-from stoker.order.partition import Elastic, Partition, partition_from_dict
-from stoker.order.partition_strategies import Contiguous, HashBased, RoundRobin
+from stoker.order.partition import Partition, partition_from_dict, strategies
+from stoker.order.partition_strategies import HashBased
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.order.step import samples_of_step
@@ -35,9 +36,6 @@ from stoker.pipeline.state.state import read_state
 from stoker.storage import join_url, open_store
 from stoker.streams.quarantine import Quarantine, check_quarantine
 from stoker.streams.streams import Stream, Streams
-
-PARTITIONS = ("elastic", "round_robin", "contiguous", "hash")
-"""Partitions that need no more than a name. ``hash`` has a partition for each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +150,8 @@ def open_run(args: RunArgs) -> OpenedRun:
 
 
 def partition_of(args: RunArgs) -> Partition:
-    """The partition of its name."""
-    kinds: dict[str, Partition] = {
-        "elastic": Elastic(),
-        "round_robin": RoundRobin(),
-        "contiguous": Contiguous(),
-        "hash": HashBased(args.nodes * args.ranks),
-    }
-    return kinds[args.partition]
+    """The partition of its name. ``hash`` has a partition for each rank."""
+    return HashBased(args.nodes * args.ranks) if args.partition == "hash" else strategies()[args.partition]()
 
 
 def _resumed(
@@ -239,7 +231,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     order.add_argument("--block-size", type=count, metavar="K", help="samples in a shuffle block, such as 8192")
     order.add_argument("--epoch", type=integer(0), default=0, metavar="E", help="number of the epoch; default: 0")
     order.add_argument("--epoch-size", type=count, metavar="SAMPLES", help="such as 10m; default: all, once")
-    order.add_argument("--partition", choices=PARTITIONS, default="elastic", help="default: elastic")
+    named = [name for name, kind in strategies().items() if name == "hash" or not signature(kind).parameters]
+    order.add_argument("--partition", choices=named, default="elastic", help="default: elastic")
     order.add_argument("--remainder", choices=get_args(Remainder), default="pad", help="default: pad")
     order.add_argument(
         "--resume",

@@ -102,9 +102,9 @@ class Elastic:
 def strategies() -> dict[str, Callable[..., Partition]]:
     """The classes of stoker's strategies, by name."""
     # Few datasets are read by one of them.
-    from stoker.order.partition_strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
+    from stoker.order.partition_strategies import STATIC
 
-    kinds: tuple[type[Partition], ...] = (Elastic, RoundRobin, Contiguous, HashBased, RangeBased, Stratified)
+    kinds: tuple[type[Partition], ...] = (Elastic, *STATIC)
     return {str(kind.name): kind for kind in kinds}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
@@ -333,6 +333,10 @@ class Stratified(_ByLabel):
                 f"not num_classes={self.num_classes}; leave num_classes out, or mend the labels"
             )
         return dict(sorted(counts.items()))
+
+
+STATIC: Final = (RoundRobin, Contiguous, HashBased, RangeBased, Stratified)
+"""The static strategies. A new one is added here."""
 
 
 def _dealt(count: int, world_size: int) -> Ids:
