@@ -24,6 +24,7 @@ from stopped_runs import StoppedError, run, stopping_at
 
 from s3server import Bucket
 from stoker import HashSplit, MDSWriter, StreamingDataset
+from stoker.catalog.unindexed import sample_files
 from stoker.cli import main
 from stoker.errors import (
     ConfigError,
@@ -37,6 +38,7 @@ from stoker.errors import (
     UnsafeDataError,
 )
 from stoker.storage import open_store
+from stoker.storage.files.mounts import file_system_of
 from support import COLUMNS, check_sample, ids_of, make_dataset, sample_of, write_columns, write_samples
 
 GOLDEN = Path(__file__).parent / "golden" / "saved_by_datasets"
@@ -284,6 +286,20 @@ def test_a_file_that_is_no_image_is_named_among_images_of_two_kinds(photos: Path
     assert run(photos, tmp_path / "all", columns={"image": "bytes"}).samples == 13
     done = run(photos, tmp_path / "pngs", to="png", on_bad_sample="skip")
     assert (done.samples, done.bad_samples) == (11, 2)
+
+
+def test_a_file_that_was_written_over_is_read_as_it_is_now(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sample_files, "_SETTLED", 0.0)
+    monkeypatch.setattr(sample_files, "_KNOWN", sample_files._KNOWN | {file_system_of(tmp_path)})
+    run(photos, tmp_path / "first")
+    with (photos / "bee" / "04.jpg").open("wb") as file:  # no folder changes
+        file.write(picture(99))
+    run(photos, tmp_path / "second")
+    found = {sample["path"]: sample["image"].fp.getvalue() for sample in rows_of(tmp_path / "second")}
+    assert found["bee/04.jpg"] == picture(99)
 
 
 def test_a_folder_of_sounds_goes_through_as_it_is(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from stoker.arguments import must_know
 from stoker.conversion.open_source import OpenedSource, head, sample_types, spread, tried_samples
 from stoker.conversion.schema import ColumnType, of_values
 from stoker.conversion.sinks import ShardSettings, encoding_for
-from stoker.conversion.source import ConversionSource, FileSource
+from stoker.conversion.source import ConversionSource
 from stoker.conversion.task import items
 from stoker.conversion.values import ColumnPlan, SampleHandling, Transform, adapted, apply
 from stoker.errors import ConfigError, EncodingError, SampleError
@@ -119,7 +119,7 @@ def _image_columns(opened: OpenedSource, kind: str, chosen: Sequence[str], selec
     label = next((name for name in (CLASS, LABEL) if name in chosen), None)
     names = {images[0]: "image", **({label: LABEL} if label else {})}
     left_out = [name for name in chosen if name not in names]
-    if left_out and not (isinstance(opened.source, FileSource) and not selected):
+    if left_out and not (opened.source.single and not selected):
         raise ConfigError(
             f"a file holds an image, and its folder tells the label: leave {', '.join(left_out)} out with select="
         )

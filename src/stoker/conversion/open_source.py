@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,12 +18,11 @@ from stoker.catalog.location import DatasetLocation, default_cache, open_indexed
 from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.tables.open_table import open_table
 from stoker.catalog.unindexed.files_location import check_exists, source_of
-from stoker.catalog.unindexed.find_files import find_files
 from stoker.catalog.unindexed.huggingface import DICT_NAME, STATE_NAME, refuse_dict, state_files
 from stoker.catalog.unindexed.inspect_headers import StoreSource
-from stoker.catalog.unindexed.open_files import open_unindexed, unindexed_format
+from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.conversion.schema import ColumnType, of_arrow, of_values
-from stoker.conversion.source import ConversionSource, FileSource, ShardSource, verbatim_images
+from stoker.conversion.source import ConversionSource, as_they_are, verbatim_images
 from stoker.errors import ConfigError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.inspect_header import ByteSourceFile
@@ -162,24 +161,27 @@ def open_source(
     """
     found = detect(given, format, storage_options)
     name = str(given) if isinstance(given, str | os.PathLike) else f"{given[0]} and {len(given) - 1} more"
-    if found.kind in (IMAGES, FILES):
-        on_listing()
-        source, versions = _files(name, found, storage_options)
-        content = _type_of_images(source.keys) if found.kind == IMAGES else ColumnType("bytes")
-        return OpenedSource(source, found.kind, {source.content: content}, versions)
     first = _first(found.given)
     root = os.path.realpath(first) if is_local(first) is not None else first
     fetched = default_cache(os.fspath(root), storage_options, f"convert\n{job}")
     if fresh:
         shutil.rmtree(fetched, ignore_errors=True)
+    if found.kind in (IMAGES, FILES):
+        on_listing()
     location, cache = _open(found, fetched, whole=whole, storage_options=storage_options, format_options=format_options)
+    reading = ReadOptions(allow_unsafe_types=allow_unsafe_types)
+    if found.kind in (IMAGES, FILES):
+        source = ConversionSource(name, as_they_are(location), reading, single=True)
+        versions = {key: file_version(size, version) for key, size, version in source.listed()}
+        content = _type_of_images(versions) if found.kind == IMAGES else ColumnType("bytes")
+        return OpenedSource(source, found.kind, {content_column(found.kind): content}, versions, cache=cache)
     types = _declared(location)
     location, encodings = verbatim_images(location)
     if found.kind == INDEX:
         types.update({name: ColumnType(_WORDS.get(kind, kind)) for name, kind in encodings.items()})
     folder = is_local(_first(found.given)) if found.kind == HUGGING_FACE else None
-    shards = ShardSource(name, location, ReadOptions(allow_unsafe_types=allow_unsafe_types))
-    return OpenedSource(shards, found.kind, types, shards.versions(), os.fspath(folder.parent) if folder else "", cache)
+    source = ConversionSource(name, location, reading)
+    return OpenedSource(source, found.kind, types, source.versions(), os.fspath(folder.parent) if folder else "", cache)
 
 
 def sample_types(opened: OpenedSource, columns: Sequence[str], *, skip_bad: bool = False) -> dict[str, ColumnType]:
@@ -242,20 +244,8 @@ def _first(given: Url | Sequence[Url]) -> Url:
     return given if isinstance(given, str | os.PathLike) else given[0]
 
 
-def _files(name: str, found: DetectedSource, options: StorageOptions | None) -> tuple[FileSource, dict[str, str]]:
-    where = source_of(found.given)
-    local = is_local(where.root)
-
-    def open_root(root: str) -> Store:
-        return open_store(root, options if local is None else None)
-
-    listed = find_files(where, open_root, unindexed_format(found.kind)).sized()
-    source = FileSource.of(name, content_column(found.kind), listed.store, listed.files)
-    return source, {file.key: file_version(file.size, file.version) for file in listed.files}
-
-
-def _type_of_images(keys: Sequence[str]) -> ColumnType:
-    kinds = {kind for kind in ("jpeg", "png") for key in keys if key.lower().endswith(SUFFIXES[kind])}
+def _type_of_images(keys: Iterable[str]) -> ColumnType:
+    kinds = {kind for key in keys for kind in ("jpeg", "png") if key.lower().endswith(SUFFIXES[kind])}
     return ColumnType(kinds.pop()) if len(kinds) == 1 else ColumnType("bytes", "picture")
 
 
@@ -294,6 +284,9 @@ def _open(
             storage_options=options,
         )
         return table, None if table.cache.store is None else cache
+    if found.kind in (IMAGES, FILES):  # small ones, many at once
+        settings = CacheSettings(in_memory=remote)
+        format_options = {"decode": False} if found.kind == IMAGES else {}
     location = open_unindexed(
         found.given,
         "arrow" if found.kind == HUGGING_FACE else found.kind,
@@ -301,6 +294,7 @@ def _open(
         options=format_options,
         settings=settings,
         unpack_into=cache,
+        remembered=False,  # a file that was written over since is another source
         storage_options=options,
     )
     return location, None if location.cache.store is None else cache

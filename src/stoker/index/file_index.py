@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,11 @@ class SampleFiles(ArrayShards):
         """The description of the files that their format needs."""
         return self._given[4]
 
+    def of_format(self, name: str) -> Self:
+        """The same files, read as another format."""
+        data, at, count, _, spec = self._given
+        return type(self)(data, at, count, name, spec)
+
     @property
     def raw_bytes(self) -> Ids:
         return self.facts[:, 0]
@@ -94,6 +100,10 @@ class SampleFiles(ArrayShards):
             ends.append(zeros[cls.words - 1 :: cls.words] + (begin + 1))
             begin += len(piece)
         return [*(one.astype(np.int64, copy=False).ravel().data.cast("B") for one in (*ends, *facts)), *texts]
+
+    def path(self, number: int) -> str:
+        """A file's path below the root."""
+        return self.text(number)[0]
 
     def text(self, number: int) -> list[str]:
         """A file's words."""
@@ -123,6 +133,10 @@ class SampleFiles(ArrayShards):
             told = zip(words[:: self.words], *columns, strict=True)
             yield template * len(facts) % tuple(chain.from_iterable(told))
 
+    @abstractmethod
+    def objects(self) -> Iterator[tuple[str, int, str]]:
+        """Path, bytes and version of each."""
+
     def _info(self, file: ObjectInfo, *, in_place: bool) -> ShardInfo:
         return ShardInfo(self.format, 1, (whole_file(file, in_place=in_place),), (), None, self.spec)
 
@@ -136,10 +150,6 @@ class FileShards(SampleFiles):
     width = 4
     words = 1
 
-    def path(self, number: int) -> str:
-        """A file's path below the root."""
-        return self.text(number)[0]
-
     def is_same(self, number: int, status: os.stat_result) -> bool:
         """Whether a file's status is the very one that was listed."""
         size, written, changed, inode = self._one_facts[4 * number : 4 * number + 4]
@@ -149,6 +159,11 @@ class FileShards(SampleFiles):
             and status.st_ctime_ns == changed
             and status.st_ino == inode
         )
+
+    def objects(self) -> Iterator[tuple[str, int, str]]:
+        for words, facts in self.chunks():
+            for path, (size, *times) in zip(words, facts.tolist(), strict=True):
+                yield path, size, version_text(*times)
 
     def _get(self, number: int) -> ShardInfo:
         size, written, changed, inode = self._one_facts[4 * number : 4 * number + 4]
@@ -163,7 +178,6 @@ class ObjectShards(SampleFiles):
     words = 2
 
     def objects(self) -> Iterator[tuple[str, int, str]]:
-        """Key, size and version of each."""
         for words, sizes in self.chunks():
             yield from zip(words[::2], sizes[:, 0].tolist(), words[1::2], strict=True)
 

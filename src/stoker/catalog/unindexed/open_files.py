@@ -126,6 +126,7 @@ def open_unindexed(
     settings: CacheSettings = CacheSettings(),  # noqa: B008 - frozen
     cache_limit: int | None = None,
     unpack_into: Path | None = None,
+    remembered: bool = True,
     storage_options: StorageOptions | None = None,
     retry: RetryPolicy | None = None,
     stall_timeout: float = 60.0,
@@ -159,6 +160,7 @@ def open_unindexed(
             again when it is read.
         unpack_into: where what comes out of compressed files goes where these are local and ``local`` is not given; default
             a directory of the user's cache.
+        remembered: use the listing of an earlier start where no folder has changed since.
         storage_options, retry, stall_timeout: see :func:`stoker.storage.open_store`.
 
     Raises:
@@ -185,7 +187,8 @@ def open_unindexed(
     lazy = wanted.options.get(MEDIA) is not None
     plainly = are_plain(reader) and not lazy
     if address.in_place and location.keys is None and location.pattern is None and plainly:
-        plain = plain_files(reader, str(address.root), wanted.options, keep[-1], f"{name}.files")
+        root = str(address.root)
+        plain = plain_files(reader, root, wanted.options, keep[-1], f"{name}.files", remembered=remembered)
         if plain is not None:
             return _of_listing(plain, location.root, make_cache(address.root, None, settings), keep, storage_options)
     known = load_facts(keep, name)

@@ -119,15 +119,16 @@ def are_plain(reader: Format) -> bool:
 
 
 def plain_files(
-    reader: Format, root: str, settings: Mapping[str, Any], directory: Path, name: str
+    reader: Format, root: str, settings: Mapping[str, Any], directory: Path, name: str, *, remembered: bool = True
 ) -> ListedFiles | None:
     """All files of a format below a directory of this machine; ``None`` where that is not a plain one.
 
     ConfigError if the settings make no sense. ``reader``: the format; :func:`are_plain` holds of it. ``directory``: of the
-    cache that the listing is remembered in. ``name``: of the listing there; another for other files or settings.
+    cache that the listing is kept in. ``name``: of the listing there; another for other files or settings. ``remembered``:
+    whether the one that is kept serves.
     """
     path = directory / PRIVATE / name
-    found = read_shared(path, partial(_remembered, path, reader, root, settings))
+    found = read_shared(path, partial(_remembered, path, reader, root, settings)) if remembered else None
     if found is not None:
         return found
     begun = time.time_ns()
