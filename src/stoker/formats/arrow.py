@@ -295,6 +295,7 @@ class ArrowFormat(PackedFormat):
     types = FLOATS
     suffixes = (".arrow", ".feather", ".ipc")
     settings = ("columns",)
+    encoder = "stoker.formats.arrow:ArrowEncoder"
 
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :class:`~stoker.formats.common.container.PackedFormat`.

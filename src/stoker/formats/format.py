@@ -65,6 +65,8 @@ class Format:
         packed: whether compressed files of the format are read, too: names that end with one of the suffixes and then one
             of :data:`~stoker.formats.common.compression.PACKED`. They are decompressed once, into the cache.
         settings: names of the settings that :meth:`inspect_header` understands.
+        encoder: module and class of the encoder, ``"module:Class"``, of a format of stoker's own that is written and whose
+            writer takes nothing beside the columns and the options of all writers.
         iterate: gives the values of columns one by one, by default numbers as Python's own.
     """
 
@@ -90,6 +92,7 @@ class Format:
     steps: ClassVar[bool] = False
     packed: ClassVar[bool] = False
     settings: ClassVar[tuple[str, ...]] = ()
+    encoder: ClassVar[str] = ""
     iterate = staticmethod(iterate_each)
 
     # -- shards ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Protocol, Unpack
 from stoker.arguments import at_least, checked
 from stoker.display import unknown_name
 from stoker.errors import ConfigError, FormatError
-from stoker.formats.registry import format_name, format_names, load
+from stoker.formats.registry import format_name, format_names, get_format, is_own, load
 from stoker.formats.text.csv import SEPARATORS, XSVEncoder
 from stoker.formats.text.json import JSONEncoder
 from stoker.lazy import load_plugin, plugins
@@ -226,13 +226,6 @@ _OWN: Final = {
     "tsv": "stoker.writing.shard_formats:TSVWriter",
     "xsv": "stoker.writing.shard_formats:XSVWriter",
 }
-# Encoders of formats whose writers take nothing beside the columns and the options of all writers.
-_ENCODERS: Final = {
-    "arrow": "stoker.formats.arrow:ArrowEncoder",
-    "hdf5": "stoker.formats.arrays.hdf5:HDF5Encoder",
-    "npy": "stoker.formats.arrays.npy:NPYEncoder",
-    "npz": "stoker.formats.arrays.npz:NPZEncoder",
-}
 
 
 class WriterClass(Protocol):
@@ -268,18 +261,18 @@ def writer_of(name: str) -> WriterClass:
 
 
 def writable_formats() -> list[str]:
-    """Names of stoker's own formats that have a writer."""
-    return sorted({*_OWN, *_ENCODERS})
+    """Names of stoker's own formats that have a writer. Loads all formats."""
+    return sorted({*_OWN, *(name for name in format_names() if get_format(name).encoder)})
 
 
 @cache
 def find_writer(form: str) -> WriterClass | None:
     """The writer of a format by its name; ``None`` where it is only read."""
     found: Any
-    if form in _ENCODERS:
-        found = type(f"{form.upper()}Writer", (EncoderWriter,), {"encoder_of": _ENCODERS[form]})
-    elif form in _OWN:
+    if form in _OWN:
         found = load(_OWN[form])
+    elif is_own(form) and (encoder := get_format(form).encoder):
+        found = type(f"{form.upper()}Writer", (EncoderWriter,), {"encoder_of": encoder})
     else:
         entry = plugins(GROUP).get(form)
         found = None if entry is None else load_plugin(entry, f"the writer of format {form!r}", FormatError)

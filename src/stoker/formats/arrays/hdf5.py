@@ -394,6 +394,7 @@ class HDF5Format(ArrayFormat):
     extra = "hdf5"
     suffixes = (".h5", ".hdf5", ".he5")
     settings = ("columns",)
+    encoder = "stoker.formats.arrays.hdf5:HDF5Encoder"
 
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :class:`~stoker.formats.common.container.PackedFormat`.

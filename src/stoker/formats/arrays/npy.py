@@ -137,6 +137,7 @@ class NPYFormat(ArrayFormat):
     views = "runs of rows"
     suffixes = (".npy",)
     settings = ("axis", "column")
+    encoder = "stoker.formats.arrays.npy:NPYEncoder"
 
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :class:`~stoker.formats.common.container.PackedFormat`.

@@ -260,6 +260,7 @@ class NPZFormat(ArrayFormat):
     views = "runs of rows"
     suffixes = (".npz",)
     settings = ("axis", "columns")
+    encoder = "stoker.formats.arrays.npz:NPZEncoder"
 
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :class:`~stoker.formats.common.container.PackedFormat`.
