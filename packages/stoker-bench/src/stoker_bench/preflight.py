@@ -11,6 +11,7 @@ from stoker.storage import is_local, open_store
 from stoker.storage.files.regular import existing_path
 from stoker_bench.checkpoint.layout import checkpoint_layout
 from stoker_bench.checkpoint.saver import check_checkpoint_space, open_checkpoint_store
+from stoker_bench.generation.files import EXACT
 from stoker_bench.kv_cache.stage import check_capacity, check_kv_cache
 from stoker_bench.loaders import LoaderJob, check_client, find_loader, get_loader, reads_files
 from stoker_bench.loaders.base import Split
@@ -22,7 +23,6 @@ from stoker_bench.mlperf.verdict import foreseen_findings
 from stoker_bench.ranks.plan import NO_DATA, RunPlan
 from stoker_bench.settings.extent import check_batches, counted_steps, epoch_steps, training_checkpoints
 from stoker_bench.settings.workload import Workload
-from stoker_bench.settings.workload_data import EXACT
 from stoker_bench.vectors.stage import check_vectors, check_vectors_space
 
 _MOST_RANKS: Final = 1024

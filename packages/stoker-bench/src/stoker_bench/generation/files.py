@@ -24,6 +24,7 @@ class GeneratedFiles:
         compressions: names of compressions.
         levels: whether a compression may have a level (``zstd:7``).
         compressed_whole: whether a compression is of whole files, and not of their parts.
+        exact: they hold bytes as they are, where they are not compressed.
         settings: fields of :class:`stoker_bench.generation.DatasetSpec` that only some formats have.
     """
 
@@ -37,14 +38,20 @@ class GeneratedFiles:
     compressions: tuple[str, ...] = ()
     levels: bool = True
     compressed_whole: bool = False
+    exact: bool = True
     settings: tuple[str, ...] = ()
 
 
 GENERATED: Final = {
     "arrow": GeneratedFiles(
-        "arrow:ArrowLayout", (".arrow",), compressions=("lz4", "zstd"), levels=False, settings=("row_group_size",)
+        "arrow:ArrowLayout",
+        (".arrow",),
+        compressions=("lz4", "zstd"),
+        levels=False,
+        exact=False,
+        settings=("row_group_size",),
     ),
-    "csv": GeneratedFiles("lines:CSVLayout", (".csv",), compressions=("gz",), compressed_whole=True),
+    "csv": GeneratedFiles("lines:CSVLayout", (".csv",), compressions=("gz",), compressed_whole=True, exact=False),
     "files": GeneratedFiles("files:FileLayout", (".bin",), one_column=True),
     "hdf5": GeneratedFiles("arrays:HDF5Layout", (".hdf5",), arrays=True, settings=("hdf5_chunks",)),
     "indexed_binary": GeneratedFiles(
@@ -53,8 +60,8 @@ GENERATED: Final = {
         arrays=True,
         one_column=True,
     ),
-    "jpeg": GeneratedFiles("files:FileLayout", (".jpeg",), one_column=True, image="jpeg"),
-    "json": GeneratedFiles("lines:JSONLayout", (".jsonl",), compressions=("gz",), compressed_whole=True),
+    "jpeg": GeneratedFiles("files:FileLayout", (".jpeg",), one_column=True, image="jpeg", exact=False),
+    "json": GeneratedFiles("lines:JSONLayout", (".jsonl",), compressions=("gz",), compressed_whole=True, exact=False),
     "mds": GeneratedFiles("mds:MDSLayout", (".mds",), compressions=("zstd", "gz"), compressed_whole=True),
     "megatron": GeneratedFiles(
         "arrays:MegatronLayout", (".bin", ".idx"), arrays=True, one_column=True, dtypes=tuple(DTYPES.values())
@@ -65,10 +72,14 @@ GENERATED: Final = {
         "parquet:ParquetLayout",
         (".parquet",),
         compressions=("snappy", "zstd", "gzip", "lz4"),
+        exact=False,
         settings=("row_group_size",),
     ),
-    "png": GeneratedFiles("files:FileLayout", (".png",), one_column=True, image="png"),
+    "png": GeneratedFiles("files:FileLayout", (".png",), one_column=True, image="png", exact=False),
     "tar": GeneratedFiles("records:TarLayout", (".tar",), extensions=True),
     "tfrecord": GeneratedFiles("records:TFRecordLayout", (".tfrecord",)),
 }
 """By the format's name."""
+
+EXACT: Final = frozenset(name for name, files in GENERATED.items() if files.exact)
+"""Formats that hold bytes as they are, where they are not compressed."""

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from stoker_bench.generation.files import EXACT
 from stoker_bench.loaders.base import SplitListing
 from stoker_bench.loaders.listing import too_few
 from stoker_bench.settings.workload import Workload
-from stoker_bench.settings.workload_data import EXACT, DatasetSettings
+from stoker_bench.settings.workload_data import DatasetSettings
 
 _SIZES: Final = 0.1
 """Part by which samples may be smaller or larger than the workload says."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from stoker.errors import ConfigError
 from stoker_bench.settings.schema import ContradictionError, Section, setting
-
-EXACT: Final = frozenset({"npz", "npy", "hdf5", "tfrecord", "tar", "mds", "megatron", "indexed_binary", "files"})
-"""Formats that hold bytes as they are, where they are not compressed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +54,7 @@ class DatasetSettings(Section):
     """The files, as ``generate`` makes them and as training expects them."""
 
     format: str = setting(
-        "npz",
-        "npz, npy, hdf5, tfrecord, parquet, arrow, tar, mds, jpeg, png, jsonl, csv, megatron, indexed_binary, files",
+        "npz", "as of stoker generate: npz, npy, hdf5, tfrecord, parquet, mds, jpeg, jsonl, files, ..."
     )
     files: int = setting(8, "files to train on", unit="count", least=1)
     files_eval: int = setting(0, "files to evaluate on", unit="count", least=0)
