@@ -195,17 +195,13 @@ FORMATS: Final[dict[str, Callable[[bytes, int, Sequence[str] | None], FileSample
 """Formats that are decoded here, by name."""
 
 
-FORMAT_NAMES: Final = {"jsonl": "json"}
-"""Formats whose name in a workload is another than in an index."""
-
-
 def suffixes(format: str) -> tuple[str, ...]:  # noqa: A002
     """Ends of the names of a format's files; none for any file."""
     if format == "parquet":
         return (".parquet",)
-    from stoker.formats.registry import get_format
+    from stoker.formats.registry import format_name, get_format
 
-    return get_format(FORMAT_NAMES.get(format, format)).suffixes
+    return get_format(format_name(format)).suffixes
 
 
 def compare_checksums(format: str, data: Any, where: str) -> None:  # noqa: A002
@@ -220,9 +216,9 @@ def compare_checksums(format: str, data: Any, where: str) -> None:  # noqa: A002
         CorruptDataError: one differs.
     """
     from stoker.formats.base import ShardInfo
-    from stoker.formats.registry import get_format
+    from stoker.formats.registry import format_name, get_format
 
-    name = FORMAT_NAMES.get(format, format)
+    name = format_name(format)
     for row, message in get_format(name).bad_checksums(ShardInfo(name, 1, (), (), None, {}), data, where):
         raise CorruptDataError(f"{where}: {'' if row is None else f'sample {row}: '}{message}")
 

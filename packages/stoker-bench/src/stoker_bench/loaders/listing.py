@@ -7,11 +7,11 @@ import time
 from typing import Final
 
 from stoker.errors import ObjectNotFoundError
-from stoker.formats.registry import get_format
+from stoker.formats.registry import format_name, get_format
 from stoker.index.index import INDEX_NAME, load_index
 from stoker.storage import ObjectInfo, Store, open_store
 from stoker_bench.loaders.base import LoaderJob, SplitListing
-from stoker_bench.loaders.decode import FORMAT_NAMES, suffixes
+from stoker_bench.loaders.decode import suffixes
 from stoker_bench.settings.extent import check_batches
 from stoker_bench.settings.workload import Workload
 
@@ -52,7 +52,7 @@ def list_split(job: LoaderJob) -> SplitListing:
     else:
         used = found[: job.files]
     # Of Megatron's and DLIO's data sets a number is several files, of which one without samples has the format's suffix.
-    form = get_format(FORMAT_NAMES.get(job.workload.dataset.format, job.workload.dataset.format))
+    form = get_format(format_name(job.workload.dataset.format))
     whole = [[one, *(listed[key] for key in form.names_beside(one.key) if key in listed)] for one in used]
     sizes = [sum(one.size for one in files) for files in whole]
     return SplitListing(

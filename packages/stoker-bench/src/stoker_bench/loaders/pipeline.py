@@ -17,7 +17,6 @@ from stoker.streams.streams import Stream
 from stoker.types import CacheKind, Sample
 from stoker_bench.loaders.base import LoadedBatch, LoaderJob
 from stoker_bench.loaders.decode import (
-    FORMAT_NAMES,
     FORMATS,
     byte_count,
     compare_checksums,
@@ -141,7 +140,7 @@ class StokerLoader(RankLoader):
         if alone and (dataset.format in _IMAGES or (dataset.format in _ALONE and (size or dataset.record_bytes_stdev))):
             decode = partial(_decode, format=dataset.format, size=size, checksums=reader.checksums)
             return "files", partial(decode, counted=not self._held)
-        return FORMAT_NAMES.get(dataset.format, dataset.format), self._resizing(counted=False)
+        return dataset.format, self._resizing(counted=False)
 
     def _resizing(self, *, counted: bool) -> Any:
         """The function that cuts samples to size, if they are; ``counted``: values of mapped files are requests."""
