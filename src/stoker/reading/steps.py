@@ -207,7 +207,7 @@ class Step:
 
     @property
     def calls_user_code(self) -> bool:
-        """Whether it calls a function of the user, or is one of his."""
+        """Whether it calls a function of the user, or is one of his; if not, :meth:`change` looks at no values."""
         return True
 
     def dropped_sample(self, mark: LeftOut) -> LeftOut:
