@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +28,6 @@ INDEX_NAME: Final = "index.json"
 MOST_BYTES: Final = 1 << 30
 """Bytes of an index at most: those of about two million shards."""
 
-_HEADS: Final = 16
 # An index of less is parsed in little time.
 _LARGE: Final = 1 << 18
 
@@ -257,16 +255,15 @@ def load_index(store: Store) -> Index:
 
 
 def sizes_in(store: Store, key: str, names: Sequence[str]) -> Mapping[str, int]:
-    """The bytes of files that lie beside an index of this key: by a listing, or one by one."""
+    """The bytes of files that lie beside an index of this key."""
     folder = key.removesuffix(INDEX_NAME)
-    if store.url.startswith(("http://", "https://")):  # where nothing can be listed
-        with ThreadPoolExecutor(_HEADS, thread_name_prefix="stoker-sizes") as pool:
-            return dict(zip(names, pool.map(lambda name: store.head(folder + name).size, names), strict=True))
-    listed = {item.key.removeprefix(folder): item.size for item in store.list(folder)}
-    missing = next((name for name in names if name not in listed), None)
+    found = {
+        item.removeprefix(folder): info.size for item, info in store.infos(folder + name for name in names).items()
+    }
+    missing = next((name for name in names if name not in found), None)
     if missing is not None:
         raise IndexFileError(f"{store.url_of(folder + missing)} is missing, which {store.url_of(key)} lists")
-    return listed
+    return found
 
 
 @contextmanager

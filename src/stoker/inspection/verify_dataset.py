@@ -11,7 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
@@ -254,9 +254,6 @@ def _do(tasks: Sequence[Task], number: int) -> Outcome:
     return outcome
 
 
-_REQUESTS: Final = 16
-
-
 def plan_index(checker: Checker) -> tuple[Index | None, CheckPlan]:
     """The index, if it can be read, and what to check."""
     store = checker.files.store
@@ -340,17 +337,8 @@ def _decompressed(
 
 def _sizes(store: Store, index: Index) -> dict[str, int]:
     """Key to size of everything below the root; of a store that can not be listed, of the index's files."""
-    if not store.url.startswith(("http://", "https://")):
-        return {item.key: item.size for item in store.list()}
-
-    def size(key: str) -> tuple[str, int] | None:
-        try:
-            return key, store.head(key).size
-        except ObjectNotFoundError:
-            return None
-
-    with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="stoker-verify") as pool:
-        return dict(found for found in pool.map(size, index.file_sizes()) if found is not None)
+    web = store.url.startswith(("http://", "https://"))
+    return {item.key: item.size for item in (store.infos(index.file_sizes()).values() if web else store.list())}
 
 
 def _is_ours(key: str, known: Iterable[str]) -> bool:

@@ -9,21 +9,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.errors import AccessDeniedError, ConfigError, CorruptDataError, ObjectNotFoundError, SourceChangedError
+from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, SourceChangedError
 from stoker.storage import Store, is_local
 from stoker.storage.local import remove_unfinished
-from stoker.storage.versions import local_version, same_version, stable_version
+from stoker.storage.versions import same_version, stable_version
 
 _VERSION: Final = 1
 _MOST: Final = 1 << 28
-# So many objects are asked for one by one; of more, all are listed.
-_FEW: Final = 64
-_THREADS: Final = 16
 _NAMED: Final = 5
 
 
@@ -34,33 +30,7 @@ def file_version(size: int, version: str) -> str:
 
 def file_versions(store: Store, keys: Iterable[str]) -> dict[str, str]:
     """The present version of each file, see :func:`file_version`; files that are gone are left out."""
-    wanted = dict.fromkeys(keys)
-    folder = is_local(store.url)
-    if folder is not None:
-        found: dict[str, str] = {}
-        for key in wanted:
-            try:
-                status = os.stat(os.path.join(folder, key))
-            except OSError:
-                continue
-            found[key] = file_version(status.st_size, local_version(status))
-        return found
-    if len(wanted) > _FEW and not store.url.startswith(("http://", "https://")):  # which can not be listed
-        try:
-            return {item.key: file_version(item.size, item.version) for item in store.list() if item.key in wanted}
-        except AccessDeniedError:
-            pass  # reading may be allowed where listing is not
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-head") as pool:
-        heads = zip(wanted, pool.map(lambda key: _head(store, key), wanted), strict=True)
-        return {key: version for key, version in heads if version is not None}
-
-
-def _head(store: Store, key: str) -> str | None:
-    try:
-        info = store.head(key)
-    except ObjectNotFoundError:
-        return None
-    return file_version(info.size, info.version)
+    return {key: file_version(info.size, info.version) for key, info in store.infos(keys).items()}
 
 
 def stable_versions(versions: Mapping[str, str]) -> dict[str, str]:

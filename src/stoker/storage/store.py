@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from stoker.concurrency.forks import ProcessLocal
 from stoker.display import with_article
-from stoker.errors import ConfigError, StorageError
+from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
 from stoker.lazy import cached_property
 from stoker.storage import fork
 from stoker.storage.retry import STALL_TIMEOUT, Retries, RetryPolicy
-from stoker.storage.transfer.settings import Transfer, split_transfer
+from stoker.storage.transfer.settings import Transfer, side_by_side, split_transfer
 from stoker.storage.types import (
     Arrival,
     Backend,
@@ -32,6 +32,11 @@ from stoker.storage.url import check_key, check_prefix, parse_url
 
 if TYPE_CHECKING:
     from stoker.types import StorageOptions
+
+
+# So many objects are asked for one by one, so many at a time; of more, all are listed.
+_FEW: Final = 64
+_AT_ONCE: Final = 16
 
 
 class _Client(ProcessLocal):
@@ -224,6 +229,24 @@ class Store:
     def head(self, key: str) -> ObjectInfo:
         """The object's size, without its data."""
         return self.backend().head(check_key(key))
+
+    def infos(self, keys: Iterable[str]) -> dict[str, ObjectInfo]:
+        """Those of some objects that there are: a few are asked for one by one, of many all are listed."""
+        wanted, kind = dict.fromkeys(keys), self._location.kind
+        if len(wanted) > _FEW and kind not in ("file", "http"):  # which need no request, or can not be listed
+            try:
+                return {item.key: item for item in self.list() if item.key in wanted}
+            except AccessDeniedError:
+                pass  # reading may be allowed where listing is not
+        work = [partial(self._info, key) for key in wanted]
+        found = side_by_side(work, 1 if kind == "file" else _AT_ONCE, "heads")
+        return {info.key: info for info in found if info is not None}
+
+    def _info(self, key: str) -> ObjectInfo | None:
+        try:
+            return self.head(key)
+        except ObjectNotFoundError:
+            return None
 
     def exists(self, key: str) -> bool:
         """Whether there is such an object; ``False`` also where there is no bucket."""
