@@ -33,7 +33,7 @@ from stoker.formats.parquet.schema import DECLARED_KEY, declared_array
 from stoker.formats.registry import format_name, get_format
 from stoker.index.index import INDEX_NAME
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.storage import Store, is_local, join_url, open_store
+from stoker.storage import Store, is_local, open_store
 from stoker.storage.job_record import file_version
 from stoker.types import Batch, Ids, StorageOptions
 
@@ -45,20 +45,8 @@ HUGGING_FACE: Final = "huggingface"
 """A directory that ``datasets`` made by ``save_to_disk``."""
 
 
-@dataclass(frozen=True, slots=True)
-class DetectedSource:
-    """A source's kind and format.
-
-    ``kind``: ``"index"``, ``"huggingface"``, ``"images"``, or a format's name. ``given``: what to open: the source, or the
-    files of it that count.
-    """
-
-    kind: str
-    given: Url | Sequence[Url]
-
-
-def detect(source: Url | Sequence[Url], format: str | None, options: StorageOptions | None) -> DetectedSource:  # noqa: A002
-    """Find out what a source is, or see that it is what the caller says.
+def detect(source: Url | Sequence[Url], format: str | None, options: StorageOptions | None) -> str:  # noqa: A002
+    """Find out what a source is, or see that it is what the caller says: ``index``, ``huggingface`` or a format's name.
 
     Where several things or nothing can be told, the error says what is there.
     """
@@ -67,23 +55,30 @@ def detect(source: Url | Sequence[Url], format: str | None, options: StorageOpti
         check_exists(one)
     store = _directory(source, options) if isinstance(source, str | os.PathLike) else None
     if name is None and store is not None and store.exists(INDEX_NAME):
-        return DetectedSource(INDEX, source)
-    if name in (None, HUGGING_FACE) and store is not None and (found := _hugging_face(store, _first(source))):
-        return found
+        return INDEX
+    if name in (None, HUGGING_FACE) and store is not None:
+        if store.exists(DICT_NAME):
+            refuse_dict(store)
+        names = state_files(store) if store.exists(STATE_NAME) else None
+        if names is not None and not names:
+            raise ConfigError(f"{store.url} is a dataset without any file: there is nothing to convert")
+        if names:
+            return HUGGING_FACE
     if name == HUGGING_FACE:
         raise ConfigError(f"{source}: no {STATE_NAME}, which datasets.save_to_disk writes: give its directory")
     if name is not None:
         if name == INDEX or name in TABLE_FORMATS:
-            return DetectedSource(name, source)
+            return name
         if name != IMAGES:
             get_format(name)
         if store is not None and name != FILES and name not in SUFFIXES and store.exists(INDEX_NAME):
-            return DetectedSource(INDEX, source)
-        return DetectedSource(_as_they_are(name), source)
-    files = find_out(source, options)  # by the names of files
-    if files.kind == "shards":
-        raise ConfigError(f"{source} holds shards without an index.json: rebuild it with `stoker index {source}`")
-    return DetectedSource(_as_they_are(files.format or INDEX), source)
+            return INDEX
+    else:
+        files = find_out(source, options)  # by the names of files
+        if files.kind == "shards":
+            raise ConfigError(f"{source} holds shards without an index.json: rebuild it with `stoker index {source}`")
+        name = files.format or INDEX
+    return IMAGES if name in ("jpeg", "png") else name  # as they are: without decoding them
 
 
 def _directory(source: Url, options: StorageOptions | None) -> Store | None:
@@ -94,24 +89,6 @@ def _directory(source: Url, options: StorageOptions | None) -> Store | None:
     if local is not None and local.is_file():
         return None
     return open_store(source, options if local is None else None)
-
-
-def _hugging_face(store: Store, source: Url) -> DetectedSource | None:
-    if store.exists(DICT_NAME):
-        refuse_dict(store)
-    if not store.exists(STATE_NAME):
-        return None
-    names = state_files(store)
-    if names is None:
-        return None
-    if not names:
-        raise ConfigError(f"{store.url} is a dataset without any file: there is nothing to convert")
-    return DetectedSource(HUGGING_FACE, [join_url(source, name) for name in names])
-
-
-def _as_they_are(name: str) -> str:
-    """The format that reads images of a format without decoding them; others as they are."""
-    return IMAGES if name in ("jpeg", "png") else name
 
 
 _HUGGING_FACE_KEY: Final = b"huggingface"
@@ -159,29 +136,31 @@ def open_source(
     earlier run of it has fetched, as the source may have changed since. ``on_listing`` is called when files are about to be
     listed.
     """
-    found = detect(given, format, storage_options)
+    kind = detect(given, format, storage_options)
     name = str(given) if isinstance(given, str | os.PathLike) else f"{given[0]} and {len(given) - 1} more"
-    first = _first(found.given)
+    first = given if isinstance(given, str | os.PathLike) else given[0]
     root = os.path.realpath(first) if is_local(first) is not None else first
     fetched = default_cache(os.fspath(root), storage_options, f"convert\n{job}")
     if fresh:
         shutil.rmtree(fetched, ignore_errors=True)
-    if found.kind in (IMAGES, FILES):
+    if kind in (IMAGES, FILES):
         on_listing()
-    location, cache = _open(found, fetched, whole=whole, storage_options=storage_options, format_options=format_options)
+    location, cache = _open(
+        given, kind, fetched, whole=whole, storage_options=storage_options, format_options=format_options
+    )
     reading = ReadOptions(allow_unsafe_types=allow_unsafe_types)
-    if found.kind in (IMAGES, FILES):
+    if kind in (IMAGES, FILES):
         source = ConversionSource(name, as_they_are(location), reading, single=True)
         versions = {key: file_version(size, version) for key, size, version in source.listed()}
-        content = _type_of_images(versions) if found.kind == IMAGES else ColumnType("bytes")
-        return OpenedSource(source, found.kind, {content_column(found.kind): content}, versions, cache=cache)
+        content = _type_of_images(versions) if kind == IMAGES else ColumnType("bytes")
+        return OpenedSource(source, kind, {content_column(kind): content}, versions, cache=cache)
     types = _declared(location)
     location, encodings = verbatim_images(location)
-    if found.kind == INDEX:
+    if kind == INDEX:
         types.update({name: ColumnType(_WORDS.get(kind, kind)) for name, kind in encodings.items()})
-    folder = is_local(_first(found.given)) if found.kind == HUGGING_FACE else None
+    folder = is_local(first) if kind == HUGGING_FACE else None
     source = ConversionSource(name, location, reading)
-    return OpenedSource(source, found.kind, types, source.versions(), os.fspath(folder.parent) if folder else "", cache)
+    return OpenedSource(source, kind, types, source.versions(), os.fspath(folder) if folder else "", cache)
 
 
 def sample_types(opened: OpenedSource, columns: Sequence[str], *, skip_bad: bool = False) -> dict[str, ColumnType]:
@@ -240,17 +219,14 @@ def spread(sizes: Ids) -> tuple[Ids, Ids]:
     return ShardTable(sizes).locate(np.arange(count, dtype=np.int64) * total // count)
 
 
-def _first(given: Url | Sequence[Url]) -> Url:
-    return given if isinstance(given, str | os.PathLike) else given[0]
-
-
 def _type_of_images(keys: Iterable[str]) -> ColumnType:
     kinds = {kind for key in keys for kind in ("jpeg", "png") if key.lower().endswith(SUFFIXES[kind])}
     return ColumnType(kinds.pop()) if len(kinds) == 1 else ColumnType("bytes", "picture")
 
 
 def _open(
-    found: DetectedSource,
+    given: Url | Sequence[Url],
+    kind: str,
     cache: Path,
     *,
     whole: bool,
@@ -258,12 +234,12 @@ def _open(
     format_options: Mapping[str, Any],
 ) -> tuple[DatasetLocation, Path | None]:
     """The dataset, and the directory that its remote files come to for as long as they are converted."""
-    first = _first(found.given)
+    first = given if isinstance(given, str | os.PathLike) else given[0]
     remote = is_local(first) is None
     options = storage_options if remote else None
     settings = _CACHE if remote and not whole else CacheSettings()
     local = cache if remote else None
-    if found.kind == INDEX:
+    if kind == INDEX:
         if format_options:
             raise ConfigError(
                 f"format_options={dict(format_options)}: a dataset with an index.json says all of that itself"
@@ -272,24 +248,24 @@ def _open(
         if not remote and location.cache.store is not None:  # compressed: decompressed elsewhere, for a while
             location, local = open_indexed(first, cache, None, settings=settings), cache
         return location, local
-    if found.kind in TABLE_FORMATS:
+    if kind in TABLE_FORMATS:
         table = open_table(
-            found.kind,
-            first if isinstance(found.given, str | os.PathLike) else found.given,
-            None if found.kind == LANCE else local,
+            kind,
+            given,
+            None if kind == LANCE else local,
             None,
             options=format_options,
             columns=None,
-            settings=CacheSettings() if found.kind == LANCE else settings,
+            settings=CacheSettings() if kind == LANCE else settings,
             storage_options=options,
         )
         return table, None if table.cache.store is None else cache
-    if found.kind in (IMAGES, FILES):  # small ones, many at once
+    if kind in (IMAGES, FILES):  # small ones, many at once
         settings = CacheSettings(in_memory=remote)
-        format_options = {"decode": False} if found.kind == IMAGES else {}
+        format_options = {"decode": False} if kind == IMAGES else {}
     location = open_unindexed(
-        found.given,
-        "arrow" if found.kind == HUGGING_FACE else found.kind,
+        given,
+        "arrow" if kind == HUGGING_FACE else kind,
         local,
         options=format_options,
         settings=settings,
