@@ -39,8 +39,7 @@ from stoker.tokens.order.division import Granularity
 from stoker.tokens.order.mixture import SourceWeights, TokenMixture
 from stoker.tokens.order.token_order import RankFiles, TokenSampleOrder, tell_of_remainder
 from stoker.tokens.settings import LMOptions, LMSettings, ShardConfig
-from stoker.tokens.sources.parquet import ParquetSource
-from stoker.tokens.sources.source import TokenSource
+from stoker.tokens.sources.source import Shared, TokenSource
 from stoker.types import Ids, StorageOptions
 from stoker.units import parse_bytes, parse_count
 
@@ -420,7 +419,7 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         run_progress = self._resume.deliver(point, run.plan, begun)
         self._exhausted = None
         for source in self._builder.sources:
-            if isinstance(source, ParquetSource):
+            if isinstance(source, Shared):
                 source.share(worker.count * self._rank_finder.world.local_world_size)
         progress = self._progress = FilesProgress(point, run.plan, begun, ahead)
         batches = self._read(run, worker, begun)

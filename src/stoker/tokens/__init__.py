@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stoker.tokens.layouts.pack import Packer as Packer
     from stoker.tokens.layouts.pad import pad as pad
     from stoker.tokens.settings import LMSettings as LMSettings
+    from stoker.tokens.sources.dataset import DatasetSource as DatasetSource
     from stoker.tokens.sources.megatron import MegatronFile as MegatronFile
     from stoker.tokens.sources.megatron import MegatronWriter as MegatronWriter
     from stoker.tokens.sources.megatron import RawTokens as RawTokens
@@ -35,6 +36,7 @@ _MODULES: Final = {
     "layouts.pack": "Packer",
     "layouts.pad": "pad",
     "settings": "LMSettings",
+    "sources.dataset": "DatasetSource",
     "sources.megatron": "MegatronFile MegatronWriter RawTokens",
     "sources.ragged": "Ragged",
     "sources.source": "MegatronSource RawSource TokenSource",

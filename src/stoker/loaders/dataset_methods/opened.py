@@ -86,6 +86,11 @@ class DatasetBase:
         return self._opened.reader
 
     @property
+    def open_streams(self) -> Streams:
+        """The open streams, for stoker's other loaders."""
+        return self._opened.streams
+
+    @property
     def size(self) -> int:
         """Number of samples in the dataset, all streams together, subsets not considered."""
         return self._opened.table.total

@@ -331,10 +331,9 @@ def document_location(builder: BlockBuilder, document: int) -> SampleLocation:
     """The file of a document, the number of its row group among those of its source, and its row there."""
     source, inside = builder.source_of(document)
     groups = source.groups
-    group, row, _ = groups.find(inside)
+    last, first = len(groups) - 1, int(groups.first_rows[-1])
     # Of the last row group footers do not tell how many rows are empty.
-    if group == len(groups) - 1 and row >= (rows := sum(len(part) for part in source.chunks(group))):
-        raise IndexError(
-            f"document {document} is not among the {int(groups.first_rows[group]) + rows} rows of all files"
-        )
+    if inside >= first and inside - first >= (rows := sum(len(part) for part in source.chunks(last))):
+        raise IndexError(f"document {document} is not among the {first + rows} rows of all files")
+    group, row, _ = groups.find(inside)
     return SampleLocation(source.groups.files[int(source.groups.file[group])], group, row, document)

@@ -274,10 +274,15 @@ def open_source(
     fetch_threads: int | None = None,
     counts: Counts | None = None,
     salvage: bool = False,
+    mixed: bool = False,
 ) -> TokenSource:
-    """Parquet files, Megatron's, or a source as it is; arguments as those of the loader."""
+    """Parquet files, Megatron's, or a source as it is; arguments as those of the loader.
+
+    ``mixed``: the arguments may be for others of several sources.
+    """
     only_parquet = {"column": column, "local": local, "storage_options": storage_options, "cache_limit": cache_limit}
     given = next((name for name, value in only_parquet.items() if value is not None), "cache" if in_memory else None)
+    given = None if mixed else given
     if not isinstance(source, str | os.PathLike | list | tuple):
         if not hasattr(source, "chunks"):
             raise ConfigError(f"source is {with_article(type(source).__name__)}: expected files, or a TokenSource")

@@ -91,6 +91,14 @@ class Salvageable(Protocol):
         """The documents of a group behind its last damage, with their row numbers; ``None`` where it can not tell."""
 
 
+@runtime_checkable
+class Shared(Protocol):
+    """A :class:`TokenSource` whose files other processes of the node read as well."""
+
+    def share(self, processes: int) -> None:
+        """Say how many processes of this node read these files at once, this one included."""
+
+
 def describe_row(source: TokenSource, row: int) -> str:
     """Names a row by its number among the rows of all groups, in errors."""
     group, here, there = source.groups.find(row)
