@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import FormatError
 from stoker.integers import ranges
@@ -99,11 +100,16 @@ def assemble(
         padding = ranges(begins[gaps > 0], gaps[gaps > 0])
         ids[padding] = pad
     if labels is not None:
+        unlearnt = None if documents.learnt is None else ~_learnt(documents, spans, size, with_eos)
         if settings.labels == "shifted":
             labels[:-1] = ids[1:]
+            if unlearnt is not None:
+                labels[:-1][unlearnt[1:]] = settings.ignore_index
             labels[lasts] = _next_tokens(documents, spans, ids, whole, settings, shape[1])
         else:
             labels[:] = ids
+            if unlearnt is not None:
+                labels[unlearnt] = settings.ignore_index
             if not settings.cross_document_labels:
                 # What begins a row without beginning its document is not predicted from another one.
                 borders = (spans.firsts == 0) | (spans.starts % max(shape[1], 1) > 0)
@@ -112,6 +118,18 @@ def assemble(
             labels[padding] = settings.ignore_index
     numbers = spans.rows + first_document if isinstance(first_document, int) else first_document[spans.rows]
     return make_batch(ids, labels, shape, settings, tokens, Extents(spans.starts, spans.lengths, numbers), cut)
+
+
+def _learnt(documents: Ragged, spans: DocumentSpans, size: int, with_eos: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which slots have tokens that are learnt; an eos is where the last token of its document is."""
+    assert documents.learnt is not None
+    found = np.zeros(size, np.bool_)
+    copy_spans(
+        documents.learnt, documents.offsets[spans.rows] + spans.firsts, spans.lengths - with_eos, found, spans.starts
+    )
+    ended = np.flatnonzero(with_eos)
+    found[(spans.starts + spans.lengths - 1)[ended]] = documents.learnt[documents.offsets[spans.rows[ended] + 1] - 1]
+    return found
 
 
 def make_batch(
@@ -154,6 +172,8 @@ def _next_tokens(
         follows[part] = documents.values[at - eos]
         if settings.eos_id is not None:
             follows[part[eos]] = settings.eos_id
+        if documents.learnt is not None:
+            follows[part[~documents.learnt[at - eos]]] = settings.ignore_index
     if settings.cross_document_labels and spans.starts.size:
         ends = spans.starts + spans.lengths
         near = np.zeros(whole.size, dtype=bool)

@@ -10,6 +10,7 @@ import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.spans.recorder import Stage, span
+from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import Plan, Run
 from stoker.policy import TOKENS_AHEAD
@@ -32,6 +33,14 @@ class BlockBuilder:
         self.sources = tuple(sources)
         self.settings = layout.settings
         self.layout = layout
+        for source in self.sources:
+            if getattr(source, "learns_parts", False) and (
+                layout.name == "concat" or self.settings.cross_document_labels
+            ):
+                told = "layout='concat'" if layout.name == "concat" else "cross_document_labels=True"
+                raise ConfigError(
+                    f"{source.name}: conversations are rows of their own: leave {told} out; layout='pack' fits"
+                )
         self._cells = [self._make_cells(source) for source in self.sources]
 
     def source_of(self, document: int) -> tuple[TokenSource, int]:

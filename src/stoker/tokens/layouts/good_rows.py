@@ -159,6 +159,7 @@ class _EpochRows:
             begin, end = int(documents.offsets[one.first]), int(documents.offsets[one.stop])
             values[np.arange(begin, end) if one.tokens is None else begin + one.tokens] = 1
         other = Ragged(values, documents.offsets, column=documents.column, where=documents.where, rows=documents.rows)
+        other.learnt = documents.learnt
         other_block = replace(block, documents=other)
         return _CheckedBlock.of(block, sequence=sequence, number=number, lost=lost, other=other_block)
 

@@ -28,6 +28,7 @@ from stoker.reading.steps import TokenizeColumn
 from stoker.streams.conditions import hash_function
 from stoker.streams.derived_arrays import ArraySink, derived_array
 from stoker.streams.streams import Streams
+from stoker.tokens.chat import ChatTokenizer
 from stoker.tokens.order.division import Groups
 from stoker.tokens.sources.block_buffer import measure
 from stoker.tokens.sources.document_column import as_function
@@ -106,7 +107,8 @@ class DatasetSource:
     Args:
         dataset: of one stream, without ``shuffle=``, ``batch_size=`` or ``epoch_size=``.
         column: of lists or arrays of token ids, of ``bytes`` that hold ``token_dtype``, or of text.
-        tokenizer: for text: a function from texts to lists of ids, or a ``tokenizers.Tokenizer``.
+        tokenizer: for text: a function from texts to lists of ids, or a ``tokenizers.Tokenizer``; for conversations a
+            :class:`~stoker.tokens.chat.ChatTokenizer`.
         token_dtype: what ``bytes`` hold, such as ``"uint16"``.
 
     Raises:
@@ -129,6 +131,8 @@ class DatasetSource:
         assert isinstance(order, NativeOrder)
         (stream,), (location,) = order.sources, streams.locations
         self.column, self._dtype, self._location = column, token_dtype, location
+        self._chat = tokenizer if isinstance(tokenizer, ChatTokenizer) else None
+        self.learns_parts = self._chat is not None
         self._reader, made = _reading(dataset.epoch_reader, column, tokenizer)
         self._ahead = _Ahead()
         self.name, self.url = stream.name, stream.url
@@ -166,8 +170,8 @@ class DatasetSource:
         after = next(
             (len(found) - number for number, one in enumerate(reversed(found)) if isinstance(one, Exception)), 0
         )
-        (last,) = self._pieces(group, found[after:]) if after < len(found) else (None,)
-        return last and Ragged(last.values, last.offsets, column=self.column, where=last.where, rows=after)
+        (last,) = self._pieces(group, found[after:], after) if after < len(found) else (None,)
+        return last
 
     def lengths(self, group: int) -> Ids:
         (chunk,) = self.chunks(group)
@@ -247,21 +251,29 @@ class DatasetSource:
 
     def _documents(self, shards: Ids, rows: Ids) -> Ragged:
         reader = self._reader
+        columns = _columns(self.column, self._chat)
         if reader.settings.transform is None:
-            values: Column = read_samples(reader.pool, shards, rows, [self.column])[self.column]
+            found: Mapping[str, Column] = read_samples(reader.pool, shards, rows, columns)
         else:
             samples = reader.read_by_id(shards, rows)
             for sample in samples[:1]:
-                must_know("the dataset's column", [self.column], sample if isinstance(sample, dict) else {})
-            values = [sample[self.column] for sample in samples]
-        return Ragged.of(values, dtype=self._dtype, name=self.column)
+                must_know("the dataset's column", columns, sample if isinstance(sample, dict) else {})
+            found = {name: [sample[name] for sample in samples] for name in columns}
+        if self._chat is None:
+            return Ragged.of(found[self.column], dtype=self._dtype, name=self.column)
+        made = [self._chat(*values) for values in zip(*(found[name] for name in columns), strict=True)]
+        documents = Ragged.from_arrays([ids for ids, _ in made], column=self.column)
+        documents.learnt = np.concatenate([learnt for _, learnt in made])
+        return documents
 
-    def _pieces(self, group: int, found: Sequence[Ragged | Exception]) -> Iterator[Ragged]:
-        """The documents before the first error, and this error."""
+    def _pieces(self, group: int, found: Sequence[Ragged | Exception], first: int = 0) -> Iterator[Ragged]:
+        """The documents before the first error, and this error. ``first``: number of the first in the group."""
         good = [one for one in takewhile(lambda one: isinstance(one, Ragged), found) if isinstance(one, Ragged)]
         if good:
             made = Ragged.concat(good)
-            yield Ragged(made.values, made.offsets, column=self.column, where=self.where(group))
+            piece = Ragged(made.values, made.offsets, column=self.column, where=self.where(group), rows=first)
+            piece.learnt = made.learnt
+            yield piece
         error = found[len(good)] if len(good) < len(found) else None
         if isinstance(error, Exception):
             raise error
@@ -404,10 +416,13 @@ def _reading(reader: EpochReader, column: str, tokenizer: Any) -> tuple[EpochRea
     if steps:
         made["chain"] = [step.told for step in steps]
     else:
+        columns = _columns(column, tokenizer if isinstance(tokenizer, ChatTokenizer) else None)
         if reader.pool.index.samples:
-            must_know("the dataset's column", [column], reader.pool.index.columns)
-        settings = replace(settings, columns=(column,))
-    if tokenizer is not None:
+            must_know("the dataset's column", columns, reader.pool.index.columns)
+        settings = replace(settings, columns=columns)
+    if isinstance(tokenizer, ChatTokenizer):
+        made["tokenizer"] = tokenizer.identity
+    elif tokenizer is not None:
         tokenize = as_function(tokenizer)
         made["tokenizer"] = xxhash.xxh3_128_hexdigest(
             repr([list(map(int, ids)) for ids in tokenize(list(_PROBE))]).encode()
@@ -415,3 +430,7 @@ def _reading(reader: EpochReader, column: str, tokenizer: Any) -> tuple[EpochRea
         most = int(np.iinfo(np.int64).max)
         steps = (*steps, TokenizeColumn("tokenizer of a DatasetSource", tokenize, column, most))
     return reader.with_settings(replace(settings, transform=Chain(steps) if steps else None)), made
+
+
+def _columns(column: str, chat: ChatTokenizer | None) -> tuple[str, ...]:
+    return (column,) if chat is None or chat.tools is None else (column, chat.tools)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Self, TypeAlias, overload
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.parquet.arrow_values import flat_list, is_lists
@@ -31,16 +31,20 @@ class Ragged:
         where: the file or row group, for messages; or a function that gives file and row for a row's number.
         rows: number of the first row there, or of each row, for messages.
 
+    Attributes:
+        learnt: which tokens are labels, bool, shape ``(tokens,)``; ``None``: all.
+
     Raises:
         ConfigError: the arrays are not of these dtypes and shapes, or offsets fall or do not fit the values.
     """
 
-    __slots__ = ("_bounds", "_rows", "column", "offsets", "values", "where")
+    __slots__ = ("_bounds", "_rows", "column", "learnt", "offsets", "values", "where")
 
     values: Array
     offsets: Ids
     column: str
     where: Where
+    learnt: NDArray[np.bool_] | None
     _bounds: tuple[int, int] | None
     _rows: Ids | int
 
@@ -199,7 +203,12 @@ class Ragged:
         known = [part._bounds for part in full if part.values.size]
         if known and all(known):
             bounds = min(b[0] for b in known if b), max(b[1] for b in known if b)
-        return cls._make(values, offsets, full[0].column, full[0].where, rows, bounds)
+        made = cls._make(values, offsets, full[0].column, full[0].where, rows, bounds)
+        if any(part.learnt is not None for part in full):
+            made.learnt = np.concatenate(
+                [np.zeros(part.values.size, np.bool_) if part.learnt is None else part.learnt for part in full]
+            )
+        return made
 
     def __len__(self) -> int:
         return self.offsets.size - 1
@@ -220,7 +229,9 @@ class Ragged:
         first, last = int(self.offsets[start]), int(self.offsets[stop])
         rows = self._rows + start if isinstance(self._rows, int) else self._rows[start:stop]
         offsets = self.offsets[start : stop + 1] - first
-        return self._make(self.values[first:last], offsets, self.column, self.where, rows, self._bounds)
+        made = self._make(self.values[first:last], offsets, self.column, self.where, rows, self._bounds)
+        made.learnt = None if self.learnt is None else self.learnt[first:last]
+        return made
 
     def __repr__(self) -> str:
         return f"Ragged({len(self)} documents, {self.values.size} tokens of {self.values.dtype})"
@@ -251,7 +262,11 @@ class Ragged:
         offsets = offsets_of(lengths)
         values = np.empty(int(offsets[-1]), dtype=self.values.dtype)
         copy_spans(self.values, self.offsets[rows], lengths, values, offsets[:-1])
-        return self._make(values, offsets, self.column, self.where, self.rows[rows], self._bounds)
+        made = self._make(values, offsets, self.column, self.where, self.rows[rows], self._bounds)
+        if self.learnt is not None:
+            made.learnt = np.empty(values.size, np.bool_)
+            copy_spans(self.learnt, self.offsets[rows], lengths, made.learnt, offsets[:-1])
+        return made
 
     def check(self, limit: int) -> Self:
         """Check that all ids are in ``[0, limit)``; returns the documents.
@@ -301,6 +316,7 @@ class Ragged:
         self.column = column
         self.where = where
         self._rows = rows
+        self.learnt = None
         # Smallest and largest id, known after a check; they bound those of any part, too.
         self._bounds = bounds
 

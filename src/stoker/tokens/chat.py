@@ -1,0 +1,239 @@
+"""Conversations as token ids, and which of these are learnt: what the assistant says, as the chat template shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from stoker.arguments import checked
+from stoker.concurrency.user_code import pass_exits
+from stoker.display import with_article
+from stoker.errors import ConfigError, FormatError
+from stoker.types import Ids
+
+_MARKED: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_MARKS: Final = "give template= one that marks it by {% generation %}, such as those that TRL has for training"
+_QUESTION, _ANSWER = "Name seventeen zebras", "Friendly walruses yodel"
+_PROOF: Final = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
+
+
+class ChatTokenizer:
+    """Turns conversations into token ids by a model's chat template, and tells which tokens are learnt.
+
+    Learnt is what the assistant says, with the token that ends its turn; not the prompt that begins its turn, and nothing of
+    system, user and tools. Where the template marks this by ``{% generation %}``, the marks hold. Otherwise each turn is
+    found by rendering the conversation before it and up to its end. If the template writes an earlier turn otherwise when
+    others follow, so that the turn can not be told, the conversation is an error, and never learnt as a whole.
+
+    >>> chat = ChatTokenizer(AutoTokenizer.from_pretrained("Qwen/Qwen2.5-0.5B-Instruct"))
+    >>> source = DatasetSource(StreamingDataset("s3://bucket/chats"), "messages", tokenizer=chat)
+    >>> loader = StreamingParquetLoader(source, batch_size=8, seq_len=4096, layout="pack", pad_id=0)
+
+    Args:
+        tokenizer: a fast tokenizer of ``transformers``, with a chat template.
+        template: instead of the tokenizer's.
+        turns: ``"all"``: each turn of the assistant is learnt; ``"last"``: only the last one.
+        tools: name of the column of the tools of each conversation; a list, or JSON.
+        options: further variables for the template, such as ``{"enable_thinking": False}``.
+
+    Raises:
+        ConfigError: there is no template, the tokenizer is slow, or the template does not tell what the assistant says in a
+            conversation of a question and an answer.
+    """
+
+    @checked
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        template: str | None = None,
+        turns: Literal["all", "last"] = "all",
+        tools: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not getattr(tokenizer, "is_fast", False) or not hasattr(tokenizer, "apply_chat_template"):
+            raise ConfigError(
+                f"tokenizer is {with_article(type(tokenizer).__name__)}: expected a fast tokenizer of transformers, "
+                "which knows where in the text its tokens lie"
+            )
+        found = template or getattr(tokenizer, "chat_template", None)
+        if isinstance(found, Mapping):
+            found = found.get("default")
+        if not found:
+            raise ConfigError(
+                "the tokenizer has no chat template: give template=, the one that the model was trained with"
+            )
+        self.tools, self._turns = tools, turns
+        self._tokenizer, self._template, self._options = tokenizer, str(found), dict(options or {})
+        self._marked = _MARKED.search(self._template) is not None
+        self._prompt = ""
+        self._prove()
+
+    @property
+    def identity(self) -> str:
+        """A hash of the template, and of the ids and labels of a conversation."""
+        ids, learnt = self(_PROOF)
+        told = [self._template, self._turns, sorted(map(repr, self._options.items())), ids.tolist(), learnt.tolist()]
+        return xxhash.xxh3_128_hexdigest(json.dumps(told).encode())
+
+    def __call__(self, messages: Any, tools: Any = None) -> tuple[Ids, NDArray[np.bool_]]:
+        """The ids of a conversation, and which of them are learnt.
+
+        Args:
+            messages: dicts with ``role`` and ``content``, as the template takes them, or JSON of a list of such.
+            tools: as the template takes them, or JSON.
+
+        Returns:
+            int64 and bool, shape ``(tokens,)``.
+
+        Raises:
+            FormatError: it is no conversation, the template refuses it, the assistant says nothing, or what it says can not
+                be told from the rest.
+        """
+        ids, learnt, _ = self._tokens(messages, tools)
+        return ids, learnt
+
+    def _tokens(self, messages: Any, tools: Any = None) -> tuple[Ids, NDArray[np.bool_], str]:
+        """The same, and the text that is learnt."""
+        given, tools = _messages(messages), _parsed(tools)
+        spoken = [number for number, message in enumerate(given) if message["role"] == "assistant"]
+        if not spoken:
+            raise FormatError(
+                f"the assistant says nothing in the {len(given)} messages, so nothing would be learnt of them"
+            )
+        text = self._render(given, tools)
+        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids = np.array(found["input_ids"], np.int64)
+        starts, stops = np.array(found["offset_mapping"], np.int64).reshape(-1, 2).T
+        learnt = np.zeros(ids.size, np.bool_)
+        spans = self._marked_spans(given, tools, text) if self._marked else self._spans(given, tools, text, spoken)
+        spans = spans if self._turns == "all" else spans[-1:]
+        for first, end in spans:
+            inside = (starts >= first) & (stops <= end) & (stops > starts)
+            across = (starts < end) & (stops > first) & ~inside & (stops > starts)
+            if across.any():
+                piece = text[int(starts[across][0]) : int(stops[across][0])]
+                raise FormatError(
+                    f"the token {piece!r} has text of the assistant and of what is around it, so it can not be told whether "
+                    f"it is learnt: {_MARKS}"
+                )
+            learnt |= inside
+        said = "".join(text[first:end] for first, end in spans)
+        for number in spoken if self._turns == "all" else spoken[-1:]:
+            if missing := next((one for one in _parts(given[number]) if one not in said), None):
+                raise FormatError(f"message {number}, of the assistant: the chat template leaves {missing[:80]!r} out")
+        return ids, learnt, said
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, **options: Any) -> str:
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages), tools=tools, chat_template=self._template, tokenize=False, **self._options, **options
+            )
+        except BaseException as error:
+            pass_exits(error)
+            raise FormatError(f"the chat template refuses the conversation: {type(error).__name__}: {error}") from error
+        return text
+
+    def _spans(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any, text: str, spoken: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """First character and end of each turn of the assistant, in a template without marks."""
+        spans = []
+        for turn in spoken if self._turns == "all" else spoken[-1:]:
+            before = self._render(messages[:turn], tools, add_generation_prompt=True) if turn else ""
+            after = self._render(messages[: turn + 1], tools)
+            if not after.startswith(before) or not text.startswith(after):
+                what = "the prompt before it" if not after.startswith(before) else "it when other messages follow"
+                raise FormatError(
+                    f"message {turn}, of the assistant: the chat template writes {what} otherwise, so what is learnt can not "
+                    f"be told: {_MARKS}, or learn only the last turn by turns='last'"
+                )
+            first, said = len(before), after[len(before) :]
+            if self._prompt and said.startswith(self._prompt):  # which some templates leave out behind a tool
+                first += len(self._prompt)
+            bare = after.rstrip()
+            # A line's end behind the token that ends a turn is not what the model says.
+            ends = bare.endswith(tuple(self._tokenizer.all_special_tokens) or ("\0",))
+            spans.append((first, len(bare if ends else after)))
+        return spans
+
+    def _marked_spans(self, messages: Sequence[Mapping[str, Any]], tools: Any, text: str) -> list[tuple[int, int]]:
+        """The same in a template that marks them."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            (rendered,), (spans,) = render_jinja_template(
+                conversations=[list(messages)],
+                tools=tools,
+                chat_template=self._template,
+                return_assistant_tokens_mask=True,
+                **{**self._tokenizer.special_tokens_map, **self._options},
+            )
+        except BaseException as error:
+            pass_exits(error)
+            raise FormatError(f"the chat template refuses the conversation: {type(error).__name__}: {error}") from error
+        if rendered != text:
+            raise FormatError("the chat template gives another text when it is asked for the marks of what is learnt")
+        return [(int(first), int(end)) for first, end in spans]
+
+    def _prove(self) -> None:
+        """See that of a question and an answer the answer is learnt, and the question is not."""
+        try:
+            bare, prompted = (self._render(_PROOF[:1], None, add_generation_prompt=prompt) for prompt in (False, True))
+            self._prompt = prompted.removeprefix(bare) if prompted.startswith(bare) else ""
+            _, _, said = self._tokens(_PROOF)
+        except FormatError as error:
+            raise ConfigError(f"this chat template does not tell what is learnt: {error}") from error
+        if set(_words(_ANSWER)) - set(_words(said)) or set(_words(_QUESTION)) & set(_words(said)):
+            raise ConfigError(
+                f"this chat template does not tell what is learnt: of {_QUESTION!r} and {_ANSWER!r} it would be {said!r}"
+            )
+
+
+def _parts(message: Mapping[str, Any]) -> list[str]:
+    """Texts of a message that every template shows: what is said after thinking, and names of tools."""
+    content = message.get("content")
+    texts = (
+        [content] if isinstance(content, str) else [one.get("text") for one in content or () if isinstance(one, dict)]
+    )
+    said = [text.rpartition("</think>")[2].strip() for text in texts if isinstance(text, str)]
+    calls = [call.get("function", call) for call in message.get("tool_calls", ()) if isinstance(call, dict)]
+    return [text for text in (*said, *(str(call.get("name", "")) for call in calls if isinstance(call, dict))) if text]
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _messages(given: Any) -> list[dict[str, Any]]:
+    """A conversation as a list of dicts, without keys that have no value, as Arrow has them of other messages."""
+    found = _parsed(given)
+    if isinstance(found, np.ndarray | tuple):
+        found = list(found)
+    if not isinstance(found, list) or not found:
+        raise FormatError(f"a conversation is a list of messages, got {with_article(type(found).__name__)}")
+    for number, message in enumerate(found):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise FormatError(f"message {number} is not a dict with a role: {str(message)[:80]}")
+    return [_full(message) for message in found]
+
+
+def _parsed(given: Any) -> Any:
+    if not isinstance(given, str | bytes):
+        return given
+    try:
+        return json.loads(given)
+    except ValueError as error:
+        raise FormatError(f"a conversation that is text should be JSON: {error}") from error
+
+
+def _full(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _full(one) for name, one in value.items() if one is not None}
+    return [_full(one) for one in value] if isinstance(value, list | tuple | np.ndarray) else value
