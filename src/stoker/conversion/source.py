@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
@@ -12,10 +10,8 @@ import numpy as np
 
 from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError, SampleError
-from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.entries import entry_of
+from stoker.formats.base import ReadOptions
 from stoker.formats.one_file import FILES
-from stoker.formats.registry import get_format
 from stoker.formats.unstacked import as_batch
 from stoker.index.file_index import SampleFiles
 from stoker.index.index import INDEX_NAME, Index
@@ -149,30 +145,23 @@ def verbatim_images(location: DatasetLocation) -> tuple[DatasetLocation, dict[st
     """
     encodings: dict[str, str] = {}
     specs: dict[int, Mapping[str, Any]] = {}
-    shards: list[ShardInfo] = []
-    changed = False
-    for info in location.index.shards:
-        made, kinds = info, info.spec.get("column_encodings", ())
-        if info.format == "parquet" and "encodings" in info.spec:  # its columns' types tell how they are decoded
-            raw = specs.setdefault(id(info.spec), {key: info.spec[key] for key in info.spec if key != "encodings"})
-            made = replace(info, spec=raw)
-        elif id(info.spec) not in specs:
-            for name, kind in zip(info.spec.get("column_names", ()), kinds, strict=True):
-                if encodings.setdefault(name, kind) != kind:
-                    raise ConfigError(
-                        f"{location.where}: column {name!r} is {encodings[name]} in one shard and {kind} in another: "
-                        "leave it out with select="
-                    )
-            specs[id(info.spec)] = info.spec
+    index = location.index
+    for info in index.distinct_shards:
+        spec, kinds = info.spec, info.spec.get("column_encodings", ())
+        if info.format == "parquet" and "encodings" in spec:  # its columns' types tell how they are decoded
+            specs[id(spec)] = {key: spec[key] for key in spec if key != "encodings"}
+            continue
+        for name, kind in zip(spec.get("column_names", ()), kinds, strict=True):
+            if encodings.setdefault(name, kind) != kind:
+                raise ConfigError(
+                    f"{location.where}: column {name!r} is {encodings[name]} in one shard and {kind} in another: "
+                    "leave it out with select="
+                )
         if {"jpeg", "png"} & set(kinds):
-            entry = json.loads(json.dumps(entry_of(info)))  # lists, as an index has them
-            entry["column_encodings"] = ["bytes" if kind in ("jpeg", "png") else kind for kind in kinds]
-            made = get_format(info.format).parse_shard(entry, os.fspath(location.cache.root))
-        shards.append(made)
-        changed = changed or made is not info
-    names = set(location.index.columns)
-    index = Index(shards, extra=location.index.extra)
-    return (
-        (DatasetLocation(index, location.cache, location.keep) if changed else location),
-        {name: kind for name, kind in encodings.items() if name in names},
-    )
+            plain = tuple("bytes" if kind in ("jpeg", "png") else kind for kind in kinds)
+            specs[id(spec)] = {**spec, "column_encodings": plain}
+    if specs:
+        shards = [replace(info, spec=specs.get(id(info.spec), info.spec)) for info in index.shards]
+        location = DatasetLocation(Index(shards, extra=index.extra), location.cache, location.keep)
+    names = set(index.columns)
+    return location, {name: kind for name, kind in encodings.items() if name in names}
