@@ -24,7 +24,6 @@ from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.chunks.work import ChunkWork
 from stoker.pipeline.execution.executor import Executor
-from stoker.pipeline.execution.read_threads import ReadThreads
 from stoker.pipeline.iteration_checks import (
     check_as_begun,
     check_by_id,
@@ -81,7 +80,6 @@ class EpochReader(RankEpochs):
 
     Attributes:
         executor: chooses what executes the chunks of its iterations.
-        threads: chooses how many threads read ahead.
         decisions: those of tuners, of all processes; ``None``: nothing is tuned.
     """
 
@@ -113,8 +111,7 @@ class EpochReader(RankEpochs):
         )
         super().__init__(resume, rank_finder, pool)
         self._ring = Ring()
-        self.executor = Executor(settings, pool, self._ring)
-        self.threads = ReadThreads(settings, pool, self.others)
+        self.executor = Executor(settings, pool, self.others, self._ring)
         self.decisions: DecisionLog | None = None
         self._tuner: Tuner | None = None
         if pool.options.tune == "auto":
@@ -262,7 +259,7 @@ class EpochReader(RankEpochs):
         if worker.token is None and (world.world_size > 1 or self.quarantine is not None):
             self.compare_ranks(point, data_rank, self._resume.batches_before)
         run = self._run(point, data_rank, division)
-        threads = self.threads.count(worker, sharers, None if by_sample else run.plan)
+        threads = self.executor.read_threads(worker, sharers, None if by_sample else run.plan)
         run_in = self.executor.plan(worker, threads, override, as_columns=not by_sample)
         self._limit_open(sharers, 0 if run_in == "threads" else self.executor.processes)
         pipeline = self.pipeline(
@@ -279,7 +276,7 @@ class EpochReader(RankEpochs):
             override=override,
             run_again=partial(_run_again, self._resume, point, data_rank, division),
             # Samples that are made as they are asked for are made in the consumer's thread.
-            tune_threads=worker.token is None and bool(threads or not by_sample) and self.threads.may_tune(threads),
+            tune_threads=worker.token is None and bool(threads or not by_sample),
         )
         return point.partial or inside, self._resume.deliver(point, run.plan, begun), pipeline
 
@@ -370,7 +367,7 @@ class EpochReader(RankEpochs):
             run_again: makes the run again, in another process.
             notes: takes note of bad samples as they are read, in place of a log.
             tune: whether a tuner may change how it is read, where there is one.
-            tune_threads: whether it may change how many threads read ahead.
+            tune_threads: whether it may change how many threads read ahead, if what they run allows it.
         """
         if recorder() is not None:
             by_sample = not as_columns and override is None and worker.token is None
@@ -380,7 +377,7 @@ class EpochReader(RankEpochs):
             check_positions(steps, run)
         if worker.token is not None:
             steps, override = loading_steps(steps), loading_override(override)
-        lines = as_columns and worker.token is None and self.threads.parse_text and not self.settings.calls_functions
+        lines = as_columns and worker.token is None and self.executor.parse_text and not self.settings.calls_functions
         amounts = replace(self.settings.amounts, sharers=sharers, lines=lines)
         by_shard = amounts.limit is not None and self._is_wide(amounts.limit)
         settings = replace(

@@ -21,7 +21,7 @@ from stoker.pipeline.chunks.chunk import Chunk, cut_chunk
 from stoker.pipeline.chunks.located import located_chunks
 from stoker.pipeline.chunks.settle import Settle
 from stoker.pipeline.execution.executor import Executor
-from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
+from stoker.pipeline.execution.runner import InThreads, Runner
 from stoker.pipeline.stages.build import make_work
 from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS
@@ -64,7 +64,7 @@ class Pipeline:
         as_columns: whether batches are asked for, and not samples.
         override: changes samples as they are asked for, given their ids.
         tuner: chooses threads, steps ahead, lookahead and downloads while an iteration runs; ``None``: they stay.
-        tune_threads: whether it may choose how many threads there are.
+        tune_threads: whether it may choose how many threads there are, if what they run allows it.
 
     ``runner``: executes the chunks while an iteration runs; ``None`` before and after.
     """
@@ -109,7 +109,7 @@ class Pipeline:
         self._step_samples = sys.maxsize
         self._tunes_threads = tune_threads and not alone and settings.run_in != "processes"
         # Functions that run in the consumer's thread may draw from generators of it: the same numbers in each run.
-        self._cuts = bool(self._ahead or self._tunes_threads or not (settings.calls_functions or override))
+        self._cuts = self._ahead or not (settings.calls_functions or override)
         # Of files of this machine that this thread reads as columns, no more than one step is in memory.
         one_step = settings.amounts.near and not (self._ahead or self._one_by_one) and pool.options.tune_memory is None
         if self._tuner is not None and self._cuts and not one_step:
@@ -199,10 +199,8 @@ class Pipeline:
         runner: Runner[_T]
         if self._settings.run_in != "threads":
             runner = self._executor.runner(execute, self._settings.run_in, self._threads, self._task, self._run_again)
-        elif self._threads or (tuner is not None and self._tunes_threads):
-            runner = InThreads(execute, self._threads if tuned is None else tuned.threads)
         else:
-            runner = InTurn(execute)
+            runner = InThreads(execute, self._threads if tuned is None else tuned.threads)
         self.runner = runner
         if tuned is not None:
             self._tune(tuned, runner)
@@ -291,7 +289,7 @@ class Pipeline:
             batch_size=self._run.plan.batch_size,
             chunk_bytes=self._chunk_bytes,
             threads=self._threads if settings.run_in != "processes" else 0,
-            tune_threads=self._tunes_threads,
+            tune_threads=self._tunes_threads and self._executor.may_tune_threads(self._threads),
             processes=processes,
             # More processes would keep more shards of a limited cache open than was reckoned with.
             tune_processes=bool(processes) and not self._pool.options.read_processes and settings.amounts.limit is None,

@@ -11,7 +11,7 @@ import pytest
 
 from patience import PATIENCE
 from stoker.pipeline.chunks.chunk import Chunk
-from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
+from stoker.pipeline.execution.runner import InThreads, Runner
 
 
 def _chunk(number: int) -> Chunk:
@@ -28,7 +28,7 @@ def _number(chunk: Chunk) -> int:
 def test_results_come_in_the_order_of_chunks_while_the_number_of_workers_changes(
     threads: int, sizes: list[int]
 ) -> None:
-    runner: Runner[int] = InThreads(_number, threads) if threads else InTurn(_number)
+    runner: Runner[int] = InThreads(_number, threads)
     running: deque[Callable[[], int]] = deque()
     found, changes = [], deque(sizes)
     for number in range(100):

@@ -1,10 +1,11 @@
-"""Chooses what executes the chunks of an iteration: threads or processes, as asked for or by measurement."""
+"""Chooses what executes the chunks of an iteration, and how many: threads or processes, as asked for or by measurement."""
 
 from __future__ import annotations
 
 import logging
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
@@ -13,16 +14,22 @@ from stoker.cluster import LoaderWorker
 from stoker.concurrency.threads import has_global_lock
 from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
+from stoker.formats.mds.encodings import others_registered
+from stoker.formats.registry import get_format, is_own
+from stoker.index.concat_index import ConcatIndex
+from stoker.lazy import cached_property
+from stoker.order.sample_order import Plan
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.execution.runner import InThreads, Runner
 from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_steps
-from stoker.policy import processor_count
+from stoker.policy import FEW_LINES, parsers, processor_count, processors
 from stoker.reading.shard_pool import ShardPool
 
 if TYPE_CHECKING:  # imported where an iteration runs in processes, or may
     from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun
     from stoker.pipeline.execution.in_processes import InProcesses
+    from stoker.pipeline.joins.other_dataset import OtherDataset
 
 logger = logging.getLogger(__name__)
 
@@ -53,16 +60,64 @@ class Execution:
 class Executor:
     """Gives the iterations of a dataset the runner that executes their chunks.
 
-    ``settings``: what is asked for. ``pool``: the dataset's shards. ``ring``: memory that processes fill. ``execution``: the
-    choice of the iteration that began last; ``None`` before the first one in this process. ``tuned``: processes that a tuner
-    chose; 0: none did.
+    ``settings``: what is asked for. ``pool``: the dataset's shards. ``others``: datasets that are read next to it. ``ring``:
+    memory that processes fill. ``execution``: the choice of the iteration that began last; ``None`` before the first one in
+    this process. ``tuned``: processes that a tuner chose; 0: none did.
     """
 
-    def __init__(self, settings: EpochReaderSettings, pool: ShardPool, ring: Ring) -> None:
-        self._settings, self._pool, self._ring = settings, pool, ring
+    def __init__(
+        self, settings: EpochReaderSettings, pool: ShardPool, others: Sequence[OtherDataset], ring: Ring
+    ) -> None:
+        self._settings, self._pool, self._others, self._ring = settings, pool, others, ring
         self.execution: Execution | None = None
         self._measured: Execution | None = None
         self._threads = self.tuned = 0
+
+    def read_threads(self, worker: LoaderWorker, sharers: int, in_batches: Plan | None) -> int:
+        """The threads that read ahead in an iteration.
+
+        ``worker``: this process. ``sharers``: processes on this node that read through the same cache. ``in_batches``: what
+        is to come, where batches are asked for.
+        """
+        settings, asked = self._settings, self._pool.options.read_threads
+        if asked is not None:
+            return asked
+        if worker.token is not None:
+            return 0
+        if settings.steps and settings.only_tokenizes:
+            return 1  # one thread at a time does
+        if settings.steps and settings.calls_functions:
+            return min(8, math.ceil(processors(1)))
+        # Gathering takes less time than handing its result over from a thread; a transform may take any time, and text is
+        # parsed without Python's lock.
+        if in_batches is None or not self.parse_text:
+            return 0
+        return parsers(sharers) if in_batches.samples > FEW_LINES else 0
+
+    def may_tune_threads(self, threads: int) -> bool:
+        """Whether a tuner may change how many threads read, where so many do without it.
+
+        Code of others, which may not be thread-safe, is run by threads only where it is without a tuner. A tokenizer is
+        called by one thread at a time.
+        """
+        settings = self._settings
+        if self._pool.options.read_threads is not None or (settings.steps and settings.only_tokenizes):
+            return False
+        return threads > 0 or not (settings.calls_functions or self._decodes_foreign_code())
+
+    @cached_property
+    def parse_text(self) -> bool:
+        """Whether shards of the dataset are lines of text."""
+        index = self._pool.index
+        parts = index.parts if isinstance(index, ConcatIndex) else (index,)
+        return any(len(part) and get_format(part.shards[0].format).text for part in parts)
+
+    def _decodes_foreign_code(self) -> bool:
+        """Whether decoding may call code that is not stoker's: another package's format, an encoding, or unpickling."""
+        if self._pool.options.allow_unsafe_types or others_registered():
+            return True
+        indexes = [self._pool.index, *(other.pool.index for other in self._others)]
+        return not all(is_own(shard.format) for index in indexes for shard in index.distinct_shards)
 
     def plan(
         self, worker: LoaderWorker, threads: int, override: Override | None = None, *, as_columns: bool = False

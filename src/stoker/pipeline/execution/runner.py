@@ -78,39 +78,6 @@ class Runner(Protocol[_T_co]):
         ...
 
 
-class InTurn(Generic[_T]):
-    """Executes a chunk when its result is taken, in the thread that takes it. ``execute``: reads a chunk."""
-
-    workers = 0
-    ahead = 0
-    reads_here = True
-    in_processes = changing = False
-
-    @property
-    def processor_time(self) -> int:
-        """See :class:`Runner`."""
-        return time.process_time_ns()
-
-    def __init__(self, execute: Callable[[Chunk], _T]) -> None:
-        self._execute = execute
-
-    def submit(self, chunk: Chunk) -> Callable[[], _T]:
-        """See :class:`Runner`."""
-        return partial(self._execute, chunk)
-
-    def done_with(self, shard: int) -> None:
-        """See :class:`Runner`."""
-
-    def resize(self, workers: int) -> None:
-        """See :class:`Runner`. There is nothing to resize."""
-
-    def keep_ready(self, chunks: int) -> None:
-        """See :class:`Runner`. No chunk is done before it is taken."""
-
-    def close(self) -> None:
-        """See :class:`Runner`."""
-
-
 class InThreads(Generic[_T]):
     """Executes chunks in threads of this process.
 

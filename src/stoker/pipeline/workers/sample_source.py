@@ -289,5 +289,5 @@ class PoolSource(SampleSource):
             as_columns=not one_by_one,
             run_again=of.again,
             notes=None if self.bad_samples is None else notes,
-            tune_threads=not one_by_one and self._reader.threads.may_tune(threads),
+            tune_threads=not one_by_one,
         )
