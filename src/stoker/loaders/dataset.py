@@ -381,7 +381,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         reader = self._opened.reader
         from stoker.pipeline.stats.stats import StreamStats
 
-        return StreamStats.of(reader.pool.counts, reader.decisions, execution=reader.executor.execution)
+        return StreamStats.of(reader.pool.counts, execution=reader.executor.execution)
 
     # -- end -------------------------------------------------------------------------------------------------------
 

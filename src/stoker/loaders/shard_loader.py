@@ -294,7 +294,7 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, CloseOnExit):
     def stats(self) -> StreamStats:
         """Statistics of loading; cheap, at any time, from any thread."""
         source = self._sample_source
-        return StreamStats.of(self._counts, source.decisions, buffered=True, execution=source.execution)
+        return StreamStats.of(self._counts, buffered=True, execution=source.execution)
 
     def get_stats(self) -> StreamStats:
         """The same as :meth:`stats`."""

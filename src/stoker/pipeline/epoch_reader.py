@@ -46,6 +46,7 @@ from stoker.pipeline.state.rank_epochs import RankEpochs
 from stoker.pipeline.state.resume import ResumeState
 from stoker.pipeline.stats.trace import note_dataset
 from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_override, loading_steps, with_steps
+from stoker.pipeline.tuning.tuner import Tuner
 from stoker.reading.bad_samples import BadSampleLog, BadSampleSink
 from stoker.reading.chain import Chain
 from stoker.reading.shard_pool import ShardPool
@@ -55,7 +56,6 @@ if TYPE_CHECKING:  # most datasets need none of it
     from stoker.pipeline.execution.chunk_process import MakeRun
     from stoker.pipeline.joins.other_dataset import OtherDataset
     from stoker.pipeline.ranks.outer_plan import OuterRun
-    from stoker.pipeline.tuning.tuner import DecisionLog, Tuner
     from stoker.streams.quarantine import Quarantine
 
 _Columns = TypeVar("_Columns", Batch, BatchGroup)
@@ -80,7 +80,6 @@ class EpochReader(RankEpochs):
 
     Attributes:
         executor: chooses what executes the chunks of its iterations.
-        decisions: those of tuners, of all processes; ``None``: nothing is tuned.
     """
 
     def __init__(
@@ -112,13 +111,7 @@ class EpochReader(RankEpochs):
         super().__init__(resume, rank_finder, pool)
         self._ring = Ring()
         self.executor = Executor(settings, pool, self.others, self._ring)
-        self.decisions: DecisionLog | None = None
-        self._tuner: Tuner | None = None
-        if pool.options.tune == "auto":
-            from stoker.pipeline.tuning.tuner import DecisionLog, Tuner
-
-            self.decisions = DecisionLog()
-            self._tuner = Tuner(pool, self.decisions)
+        self._tuner = Tuner(pool) if pool.options.tune == "auto" else None
         self._bad_counts = None if settings.bad_samples is None else Counts()
         self._warned: set[bytes] = set()
         self._ranks = 1

@@ -15,7 +15,7 @@ import pytest
 from patience import PATIENCE
 from stoker import MDSWriter, ReadOptions, StreamingDataset, World
 from stoker.errors import CorruptDataError
-from stoker.pipeline.execution import read_threads
+from stoker.pipeline.execution import executor
 from stoker.types import Batch
 
 ROWS = 6000
@@ -23,7 +23,7 @@ ROWS = 6000
 
 @pytest.fixture(autouse=True)
 def processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_threads, "FEW_LINES", 1000)
+    monkeypatch.setattr(executor, "FEW_LINES", 1000)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
 
 

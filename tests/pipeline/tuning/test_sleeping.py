@@ -15,7 +15,7 @@ from test_tuner import RandomRules, digest
 from stoker import ReadOptions, StreamingDataset
 from stoker.cluster import LoaderWorker
 from stoker.pipeline.tuning import tuner
-from stoker.pipeline.tuning.tuner import FIRST, DecisionLog, Tuner
+from stoker.pipeline.tuning.tuner import FIRST, Tuner
 from stoker.policy import ReadAmounts
 from support import write_columns
 
@@ -47,7 +47,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def late(data: Path) -> Tuner:
-    return Tuner(StreamingDataset(data, batch_size=8).epoch_reader.pool, DecisionLog())
+    return Tuner(StreamingDataset(data, batch_size=8).epoch_reader.pool)
 
 
 def test_a_thread_that_computes_is_looked_at_ever_less(late: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:

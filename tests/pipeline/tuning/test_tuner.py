@@ -24,13 +24,14 @@ from stoker import (
     StreamingDataset,
     StreamingShardLoader,
 )
+from stoker.concurrency.shared.counters import Counts
 from stoker.errors import ConfigError
 from stoker.pipeline.execution import measured
 from stoker.pipeline.execution.in_processes import InProcesses
 from stoker.pipeline.tuning.knobs import Knob, KnobChange, KnobRange, MemoryUse, Tick, Why
 from stoker.pipeline.tuning.rules import Controller
 from stoker.pipeline.tuning.tuned_run import TunedRun
-from stoker.pipeline.tuning.tuner import DecisionLog, Tuner, TuningDecision
+from stoker.pipeline.tuning.tuner import Tuner, TuningDecision, decisions, note_decision
 from support import write_columns
 
 pytestmark = pytest.mark.usefixtures("awake_tuners")
@@ -367,11 +368,11 @@ def test_an_epoch_keeps_what_the_one_before_found(data: Path, monkeypatch: pytes
 
 
 def test_decisions_of_a_process_that_is_gone_make_room() -> None:
-    log = DecisionLog()
+    counts = Counts()
     for number in range(40):
         change = KnobChange(Knob.PREDOWNLOAD, number, number + 1, Why.LOOKAHEAD, gain=-0.125)
-        log.add(change, samples=10 * number, seconds=float(number), worker=None)
-    found = log.decisions()
+        note_decision(counts, change, samples=10 * number, seconds=float(number), worker=None)
+    found = decisions(counts)
     assert [one.before for one in found] == list(range(8, 40)), "the latest 32"
     last = found[-1]
     assert (last.setting, last.after, last.kept, last.gain, last.samples) == ("predownload", 40, False, -0.125, 390)

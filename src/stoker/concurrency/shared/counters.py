@@ -114,11 +114,17 @@ def bucket_start(bucket: int) -> float:
     return _TIMES.start(bucket) * 1e-9
 
 
+_FIRST_NOTE: Final = _FIRST_BUCKET + BUCKETS + 1
+_KEPT: Final = 32
+_NOTE: Final = 9
+"""Numbers of a note; of each process the latest :data:`_KEPT` notes are kept, behind the number of all that it has made."""
+
+
 class Counts(SharedRows):
-    """Counts of a dataset object, of its copies in forked and spawned children, and of no other."""
+    """Counts of a dataset object, of its copies in forked and spawned children, and decisions of its tuners."""
 
     def __init__(self) -> None:
-        super().__init__("stoker-counts", _FIRST_BUCKET + BUCKETS)
+        super().__init__("stoker-counts", _FIRST_BUCKET + BUCKETS, 1 + _KEPT * _NOTE)
 
     def add(self, what: Count, number: int) -> None:
         """Add to a count."""
@@ -175,6 +181,24 @@ class Counts(SharedRows):
     def waited_here(self) -> int:
         """Nanoseconds for which consumers in this process have waited so far."""
         return int(self._mine()[Count.WAIT_TIME])
+
+    def decided(self, *note: int) -> None:
+        """Note a decision of this process, in nine numbers."""
+        row = self._mine()
+        with self._lock:
+            number = row[_FIRST_NOTE - 1]
+            at = _FIRST_NOTE + number % _KEPT * _NOTE
+            for cell, value in enumerate(note, at):
+                row[cell] = value
+            row[_FIRST_NOTE - 1] = number + 1
+
+    def decisions(self) -> list[list[int]]:
+        """The latest decisions of each process, in their order."""
+        found: list[list[int]] = []
+        for row in self.notes():
+            count, entries = int(row[0]), row[1:].reshape(_KEPT, _NOTE).tolist()
+            found += [entries[number % _KEPT] for number in range(max(0, count - _KEPT), count)]
+        return found
 
     @staticmethod
     def _time(row: memoryview, nanoseconds: int) -> None:

@@ -14,7 +14,7 @@ from stoker.errors import ConfigError
 from stoker.pipeline.execution.executor import Execution
 
 if TYPE_CHECKING:
-    from stoker.pipeline.tuning.tuner import DecisionLog, TuningDecision
+    from stoker.pipeline.tuning.tuner import TuningDecision
 
 PERCENTILES: Final = (50, 90, 99)
 _OF_BUFFER: Final = (Count.BUFFER_HITS, Count.BUFFER_MISSES, Count.BUFFER_WAIT)
@@ -138,23 +138,17 @@ class StreamStats:
         return 1 - self.tokens / self.token_slots if self.token_slots else 0.0
 
     @classmethod
-    def of(
-        cls,
-        counts: Counts,
-        decisions: DecisionLog | None = None,
-        *,
-        buffered: bool = False,
-        execution: Execution | None = None,
-    ) -> StreamStats:
+    def of(cls, counts: Counts, *, buffered: bool = False, execution: Execution | None = None) -> StreamStats:
         """A snapshot of ``counts``.
 
         Args:
             counts: where reading was counted.
-            decisions: those of tuners.
             buffered: whether a buffer stands between reading and the consumer: then hits and misses, and the time that the
                 consumer waited, are the buffer's.
             execution: what executes.
         """
+        from stoker.pipeline.tuning.tuner import decisions  # who only reads statistics of others tunes nothing
+
         totals, histogram = counts.totals()
 
         def of(what: Count) -> int:
@@ -176,7 +170,7 @@ class StreamStats:
             worker_utilization=max(0.0, 1.0 - waited / elapsed) if elapsed > 0 else 0.0,
             waited=waited,
             elapsed=elapsed,
-            tuning=() if decisions is None else decisions.decisions(),
+            tuning=decisions(counts),
             execution=execution,
             **counted,
         )

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from stoker.cluster import LoaderWorker
-from stoker.concurrency.shared.rows import SharedRows
+from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.spans.thread_times import displaced_time
 from stoker.policy import (
     LITTLE_WAITING,
@@ -36,12 +36,6 @@ FIRST: Final = 1_000_000_000
 _MOST: Final = 16_000_000_000
 """Nanoseconds after which it is first seen whether a tuner is needed; twice as many each time that it is not, up to these."""
 
-_KEPT: Final = 32
-"""Decisions of a process that are listed: the latest."""
-
-_FIELDS: Final = 9
-
-
 _reading: Final[weakref.WeakSet[Tuner]] = weakref.WeakSet()
 """Those of the readers of this process that are at work."""
 
@@ -54,14 +48,14 @@ class Tuner:
     tuner sleeps, without rules, and a step of reading costs what it does without one. Everywhere else it is awake from the
     beginning.
 
-    ``pool``: the open shards. ``log``: lists its decisions. ``due``: while it sleeps, the time (``perf_counter_ns``) from
-    which it is to be asked whether it :meth:`wakes`.
+    ``pool``: the open shards. ``due``: while it sleeps, the time (``perf_counter_ns``) from which it is to be asked whether
+    it :meth:`wakes`.
     """
 
     due: int
 
-    def __init__(self, pool: ShardPool, log: DecisionLog) -> None:
-        self._pool, self._log = pool, log
+    def __init__(self, pool: ShardPool) -> None:
+        self._pool = pool
         self._budgets: dict[int, int] = {}
         self._wait, self._thread = FIRST, -1
         self._given: tuple[Mapping[Knob, KnobRange], MemoryUse, float, int | None] | None = None
@@ -168,7 +162,7 @@ class Tuner:
         given = ranges, memory, processors(sharers), number
         if self._tuning is None or self._given != given:
             self._given = given
-            note = partial(self._log.add, worker=number)
+            note = partial(note_decision, self._pool.counts, worker=number)
             self._tuning = Tuning(self.rules(ranges, memory), self._pool, note, far=far)
         return self._tuning.begin()
 
@@ -180,7 +174,7 @@ class Tuner:
 
     def __getstate__(self) -> dict[str, object]:
         # A spawned process begins anew.
-        return {"pool": self._pool, "log": self._log}
+        return {"pool": self._pool}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -228,43 +222,25 @@ class TuningDecision:
     worker: int | None
 
 
-class DecisionLog(SharedRows):
-    """Decisions of all processes that share a dataset object, the latest of each, in memory that they share."""
+def note_decision(counts: Counts, change: KnobChange, *, samples: int, seconds: float, worker: int | None) -> None:
+    """Note a decision of this process among the counts of a dataset."""
+    why = [*type(change.why)].index(change.why)
+    told = (change.knob, change.before, change.after, change.kept, why, round(1e6 * change.gain), samples)
+    counts.decided(*told, round(1e6 * seconds), -1 if worker is None else worker)
 
-    adds_up = False
 
-    def __init__(self) -> None:
-        super().__init__("stoker-tuning", 1 + _KEPT * _FIELDS)
+def decisions(counts: Counts) -> tuple[TuningDecision, ...]:
+    """The latest of each process that shares a dataset object, in their order, DataLoader workers last."""
+    noted = counts.decisions()
+    if not noted:
+        return ()
+    from stoker.pipeline.tuning.knobs import Knob, Why
 
-    def add(self, change: KnobChange, *, samples: int, seconds: float, worker: int | None) -> None:
-        """Note a decision of this process."""
-        why = [*type(change.why)].index(change.why)
-        row = self._mine()
-        with self._lock:
-            number = int(row[0])
-            at = 1 + number % _KEPT * _FIELDS
-            told = (change.knob, change.before, change.after, change.kept, why, round(1e6 * change.gain), samples)
-            for cell, value in enumerate((*told, round(1e6 * seconds), -1 if worker is None else worker), at):
-                row[cell] = int(value)
-            row[0] = number + 1
-
-    def decisions(self) -> tuple[TuningDecision, ...]:
-        """Those of all processes, each one's in their order, DataLoader workers last."""
-        rows = [row for row in self.rows() if row[0]]
-        if not rows:
-            return ()
-        from stoker.pipeline.tuning.knobs import Knob, Why
-
-        found: list[TuningDecision] = []
-        reasons = [why.value for why in Why]
-        for row in rows:
-            count, entries = int(row[0]), row[1:].reshape(_KEPT, _FIELDS).tolist()
-            for number in range(max(0, count - _KEPT), count):
-                knob, before, after, kept, why, gain, samples, seconds, worker = entries[number % _KEPT]
-                setting, by = Knob(knob).name.lower(), None if worker < 0 else worker
-                found.append(
-                    TuningDecision(
-                        setting, before, after, bool(kept), reasons[why], gain / 1e6, samples, seconds / 1e6, by
-                    )
-                )
-        return tuple(sorted(found, key=lambda one: (-1 if one.worker is None else one.worker, one.seconds)))
+    found: list[TuningDecision] = []
+    reasons = [why.value for why in Why]
+    for knob, before, after, kept, why, gain, samples, seconds, worker in noted:
+        setting, by = Knob(knob).name.lower(), None if worker < 0 else worker
+        found.append(
+            TuningDecision(setting, before, after, bool(kept), reasons[why], gain / 1e6, samples, seconds / 1e6, by)
+        )
+    return tuple(sorted(found, key=lambda one: (-1 if one.worker is None else one.worker, one.seconds)))

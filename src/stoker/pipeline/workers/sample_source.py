@@ -36,7 +36,6 @@ from stoker.types import Ids
 
 if TYPE_CHECKING:
     from stoker.pipeline.execution.chunk_process import MakeRun
-    from stoker.pipeline.tuning.tuner import DecisionLog
 
 
 def in_order(shards: Ids) -> list[int]:
@@ -136,11 +135,6 @@ class SampleSource(ABC):
         """About how many samples are best read in one step."""
 
     @property
-    def decisions(self) -> DecisionLog | None:
-        """Those of the tuner; ``None``: nothing is tuned."""
-        return None
-
-    @property
     def execution(self) -> Execution | None:
         """The choice of what runs the functions of samples; ``None``: the thread that reads ahead."""
         return None
@@ -183,11 +177,6 @@ class PoolSource(SampleSource):
     def instead_of_leaving_out(self) -> str:
         """See :class:`SampleSource`."""
         return self._settings.instead_of_leaving_out
-
-    @property
-    def decisions(self) -> DecisionLog | None:
-        """See :class:`SampleSource`."""
-        return self._reader.decisions
 
     @property
     def execution(self) -> Execution | None:
