@@ -17,8 +17,7 @@ from stoker.errors import StateError
 from stoker.formats.mds.encodings.images import last_left
 from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
-from stoker.pipeline.chunks.chunk import Chunk, cut_chunk
-from stoker.pipeline.chunks.located import located_chunks
+from stoker.pipeline.chunks.chunk import Chunk, cut_chunk, located_chunks
 from stoker.pipeline.chunks.settle import Settle
 from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.execution.runner import InThreads, Runner
@@ -33,7 +32,7 @@ from stoker.types import Batch
 
 if TYPE_CHECKING:  # most iterations need none of it
     from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun
-    from stoker.pipeline.joins.ahead import JoinPrefetch
+    from stoker.pipeline.joins.leading import JoinPrefetch
     from stoker.pipeline.ranks.outer_plan import OuterRun
     from stoker.pipeline.tuning.tuned_run import TunedRun
     from stoker.pipeline.tuning.tuner import Tuner
@@ -121,7 +120,7 @@ class Pipeline:
         self._worker_takes_groups = False
         self._others: JoinPrefetch | None = None
         if self._work.leading is not None:
-            from stoker.pipeline.joins.ahead import join_prefetch
+            from stoker.pipeline.joins.leading import join_prefetch
 
             self._others = join_prefetch(
                 self._work.leading, settings.amounts.sharers, read_here=settings.run_in == "threads"
@@ -348,8 +347,7 @@ class Pipeline:
 
     def _read_by_shard(self, located: Iterator[Chunk]) -> Iterator[Chunk]:
         """The chunks, read already: many together, shard by shard."""
-        from stoker.pipeline.chunks.by_shard import ShardByShard
-        from stoker.pipeline.chunks.read_chunks import read_chunks
+        from stoker.pipeline.chunks.by_shard import ShardByShard, read_chunks
 
         amounts = self._settings.amounts
         assert isinstance(self._work.rows, RowReader)

@@ -68,7 +68,7 @@ def make_work(
 
                 stages.append(Overrides(reading.rows, override))
         else:
-            from stoker.pipeline.stages.batches import SamplesOfBatch
+            from stoker.pipeline.stages.functions import SamplesOfBatch
 
             stages = [SamplesOfBatch(work.columns), *reading.after_batch(steps)]
         of_samples = not first or not whole

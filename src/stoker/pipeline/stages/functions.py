@@ -1,14 +1,18 @@
-"""Functions of single samples: ``map``, ``random_map``, ``filter``, ``flat_map``, and methods of a subclass."""
+"""Functions of single samples: ``map``, ``random_map``, ``filter``, ``flat_map``, and methods of a subclass; and what
+gives them the rows of a batch, where they come after a function of whole batches.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.errors import SampleError
 from stoker.formats.mds.encodings.images import last_left, loaded
+from stoker.formats.unstacked import stackable
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.stages.stage import ChunkStage, make_each, spread_over, unmarked
 from stoker.pipeline.transforms import Override, TransformOf
@@ -16,7 +20,7 @@ from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.row_reader import Rows
 from stoker.reading.sample_errors import SampleLocation, override_error
 from stoker.reading.samples import SampleRun, make_all
-from stoker.reading.steps import BAD, LeftOut, SeveralSamples
+from stoker.reading.steps import BAD, GONE, LeftOut, SeveralSamples
 from stoker.types import Ids
 
 
@@ -94,3 +98,38 @@ class LoadImages(ChunkStage):
                 bad[place] = self._reader.named(int(chunk.shards[place]), int(chunk.rows[place]), error)
                 entries[place] = BAD
         return chunk.with_bad(bad, entries) if bad else chunk
+
+
+class SamplesOfBatch(ChunkStage):
+    """Makes samples of the rows of a batch. Row i has the place of sample i; further rows have that of the last one.
+
+    ``columns``: makes the columns of a chunk, which is one batch, up to the function of the batch.
+    """
+
+    def __init__(self, columns: Callable[[Chunk], Chunk]) -> None:
+        self._columns = columns
+
+    def apply(self, chunk: Chunk) -> Chunk:
+        """See the base class."""
+        made = self._columns(chunk)
+        entries: list[Any] = [GONE] * len(chunk)
+        if isinstance(made.values, list):  # the iteration ends with the error of a bad one
+            for place in made.bad:
+                entries[place] = BAD
+            return replace(made, values=entries, kept=None)
+        names = tuple(made.values)
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*map(stackable, made.values.values()), strict=True)]
+        places = made.places.tolist()
+        for number, row in enumerate(rows):
+            place = places[min(number, len(places) - 1)]
+            before = entries[place]
+            if before is GONE:
+                entries[place] = row
+            elif isinstance(before, SeveralSamples):
+                before.append(row)
+            else:
+                entries[place] = SeveralSamples((before, row))
+        for one in entries:
+            if isinstance(one, SeveralSamples):
+                one.numbers = range(len(one))
+        return replace(made, values=entries, kept=None)
