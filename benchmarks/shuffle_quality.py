@@ -58,7 +58,7 @@ def make_table(shards: int, samples: int) -> ShardTable:
 
 def native(table: ShardTable, shuffle: str, block_size: int | None = None, name: str = "") -> Shuffle:
     nodes = 1 if shuffle == "global" else NODES
-    settings = ShuffleSettings.resolve(table, shuffle=shuffle, num_canonical_nodes=nodes, block_size=block_size)
+    settings = ShuffleSettings.resolve(table.sizes, shuffle=shuffle, num_canonical_nodes=nodes, block_size=block_size)
 
     def ids(seed: int) -> Ids:
         shards, rows = ShuffledStream(table, settings, seed).locate(np.arange(table.total))

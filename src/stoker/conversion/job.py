@@ -72,7 +72,7 @@ class Arrangement:
         positions = np.arange(first, stop, dtype=np.int64)
         if self.shuffle == "none":
             return table.locate(positions)
-        settings = ShuffleSettings.resolve(table, shuffle=self.shuffle)
+        settings = ShuffleSettings.resolve(self.sizes, shuffle=self.shuffle)
         return ShuffledStream(table, settings, mix(self.seed, _TAG_SHUFFLE)).locate(positions)
 
     def split_of(self, shards: Ids, rows: Ids) -> Ids:

@@ -28,7 +28,6 @@ from stoker.order.mixture.stream_quotas import TAG_MIXING, StreamQuota, make_quo
 from stoker.order.mixture.weights import StreamWeight
 from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
 from stoker.order.settings import NativeSettings, StreamSource
-from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES, ShuffleSettings
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class NativeOrder:
         self._nodes = 1
         if not settings.partition.static:
             self._nodes = ShuffleSettings.resolve(
-                ShardTable(sizes[sizes > 0]), shuffle=settings.shuffle, num_canonical_nodes=settings.num_canonical_nodes
+                sizes[sizes > 0], shuffle=settings.shuffle, num_canonical_nodes=settings.num_canonical_nodes
             ).num_canonical_nodes
         names = [quota.source.name for quota in self._quotas]
         self._timeline = None

@@ -45,7 +45,7 @@ class EveryOther:
 
 def settings_of(table: ShardTable, data: st.DataObject, shuffle: str) -> ShuffleSettings:
     return ShuffleSettings.resolve(
-        table,
+        table.sizes,
         shuffle=shuffle,
         num_canonical_nodes=data.draw(st.none() | st.integers(1, 9)),
         block_size=data.draw(st.none() | st.integers(1, 200)),
@@ -92,7 +92,7 @@ def test_a_number_does_not_depend_on_what_is_asked_with_it(
 def test_many_numbers_at_once_are_as_one_by_one(shuffle: str) -> None:
     # More than are done at a time inside, with a pass that ends among them.
     table = ShardTable(np.random.default_rng(0).integers(1, 400, 150))
-    settings = ShuffleSettings.resolve(table, shuffle=shuffle)
+    settings = ShuffleSettings.resolve(table.sizes, shuffle=shuffle)
     numbers = np.arange(table.total // 2, 2 * table.total)
     together = ids_of(ShuffledStream(table, settings, 9), table, numbers)
     apart = [ids_of(ShuffledStream(table, settings, 9), table, part) for part in np.array_split(numbers, 37)]
@@ -124,7 +124,7 @@ def test_a_selection_is_gone_through_as_if_there_were_no_other_rows(
 @given(table=tables, passes=st.integers(1, 3))
 @settings(deadline=None)
 def test_without_shuffling_samples_come_in_id_order(table: ShardTable, passes: int) -> None:
-    settings = ShuffleSettings.resolve(table, shuffle="none")
+    settings = ShuffleSettings.resolve(table.sizes, shuffle="none")
     ids = ids_of(ShuffledStream(table, settings, 1), table, np.arange(passes * table.total))
     assert np.array_equal(ids, np.tile(np.arange(table.total), passes))
 
@@ -148,7 +148,7 @@ def test_shard_shuffle_reads_each_shard_from_its_first_row_to_its_last(table: Sh
 @pytest.mark.parametrize("shuffle", ["shard", "block", "global"])
 def test_passes_and_keys_differ(shuffle: str) -> None:
     table = ShardTable(np.full(40, 50))
-    settings = ShuffleSettings.resolve(table, shuffle=shuffle)
+    settings = ShuffleSettings.resolve(table.sizes, shuffle=shuffle)
     orders = {whole_pass(table, settings, key, number).tobytes() for key in range(4) for number in range(4)}
     assert len(orders) == 16
 
@@ -161,7 +161,7 @@ def test_values_are_fixed_for_ever() -> None:
     large = ShardTable(np.arange(10**6, 2 * 10**6, 10**3))
     numbers = np.array([0, 1, 10**9, 10**12, 2**61])
     for shuffle, expected in EXPECTED_LARGE.items():
-        line = ShuffledStream(large, ShuffleSettings.resolve(large, shuffle=shuffle), 11)
+        line = ShuffledStream(large, ShuffleSettings.resolve(large.sizes, shuffle=shuffle), 11)
         assert ids_of(line, large, numbers).tolist() == expected
 
 
@@ -169,9 +169,9 @@ def test_values_are_fixed_for_ever() -> None:
 def test_a_shard_is_read_by_one_canonical_node_or_by_two_at_a_border(shuffle: str) -> None:
     table = ShardTable(np.full(64, 100))
     numbers = np.arange(table.total)
-    shards, _ = ShuffledStream(table, ShuffleSettings.resolve(table, shuffle=shuffle, num_canonical_nodes=8), 5).locate(
-        numbers
-    )
+    shards, _ = ShuffledStream(
+        table, ShuffleSettings.resolve(table.sizes, shuffle=shuffle, num_canonical_nodes=8), 5
+    ).locate(numbers)
     readers = [len(np.unique(numbers[shards == shard] % 8)) for shard in range(64)]
     assert max(readers) <= 2
     assert sum(count == 2 for count in readers) <= 7
@@ -274,7 +274,7 @@ from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 shards, total, shuffle = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 table = ShardTable(np.full(shards, total // shards))
-line = ShuffledStream(table, ShuffleSettings.resolve(table, shuffle=shuffle), 1)
+line = ShuffledStream(table, ShuffleSettings.resolve(table.sizes, shuffle=shuffle), 1)
 places = set()
 for start in (0, total // 2, 7 * total):
     found, rows = line.locate(np.arange(start, start + 4096))
@@ -313,7 +313,7 @@ EXPECTED_LARGE: dict[str, list[int]] = {
 def test_shards_of_one_size_are_ordered_as_others_are(shuffle: str, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is looked up once for all passes is what is looked up for each."""
     table = ShardTable(np.full(300, each))
-    given = ShuffleSettings.resolve(table, shuffle=shuffle)
+    given = ShuffleSettings.resolve(table.sizes, shuffle=shuffle)
     numbers = np.arange(3 * table.total)
     found = ShuffledStream(table, given, 5).locate(numbers)
     apart = ShuffledStream(table, given, 5)
@@ -330,7 +330,7 @@ def by_bisection(self: IntervalLookup, offsets: Ids) -> Ids:
 def test_one_pass_of_a_large_stream_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     table = ShardTable(np.full(40, 3))
     numbers = np.arange(4 * table.total)
-    given = ShuffleSettings.resolve(table, shuffle="block")
+    given = ShuffleSettings.resolve(table.sizes, shuffle="block")
     expected = ShuffledStream(table, given, 5).locate(numbers)
     monkeypatch.setattr(shuffle_module, "_MOST_KEPT", 39)
     large = ShuffledStream(table, given, 5)

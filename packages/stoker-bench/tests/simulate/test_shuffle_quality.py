@@ -143,7 +143,7 @@ def test_global_is_as_good_as_a_random_permutation() -> None:
 def test_few_shards_are_in_use_at_once(per_block: int) -> None:
     rng = np.random.default_rng(per_block)
     table = ShardTable(rng.integers(100, 156, 256))
-    settings = ShuffleSettings.resolve(table, shuffle="block", block_size=128 * per_block)
+    settings = ShuffleSettings.resolve(table.sizes, shuffle="block", block_size=128 * per_block)
     shards, _ = ShuffledStream(table, settings, 5).locate(np.arange(table.total))
     # As many as a block has: one more where shards are smaller. And those at borders between spans, all the time.
     nodes = settings.num_canonical_nodes

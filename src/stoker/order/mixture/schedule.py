@@ -120,22 +120,18 @@ class Timeline:
         now = self.samples_before(epoch, begin)
         end = self.samples_before(epoch, self.epoch_size)
         shift = begin - now
+        size, last = self.epoch_size, self.starts[-1]
+        phases = zip(self.starts, self.starts[1:], self.counts, self._begun, strict=False)
+        parts = [(start, counts, begun) for start, stop, counts, begun in phases if start < end and stop > now]
+        parts += [
+            (last + period * size, self.counts[-1], _sum(self._begun[-1], self.counts[-1], period))
+            for period in range(max(0, (now - last) // size), -((last - end) // size))
+        ]
         found: list[EpochPhase] = []
-        for number, start in enumerate(self.starts[:-1]):
-            if start < end and self.starts[number + 1] > now:
-                first = max(start, now)
-                counts, begun = self.counts[number], self._begun[number]
-                found.append(EpochPhase(first + shift, first - start, counts, begun, start, self._turn(start)))
-        size, last, counts = self.epoch_size, self.starts[-1], self.counts[-1]
-        for period in range(max(0, (now - last) // size), -((last - end) // size)):
-            start = last + period * size
-            first = max(start, now)
-            begun = _sum(self._begun[-1], counts, period)
-            found.append(EpochPhase(first + shift, first - start, counts, begun, start, self._turn(start)))
+        for start, counts, begun in parts:
+            first, turn = max(start, now), self.origin.turn if start == self.origin.samples else 0
+            found.append(EpochPhase(first + shift, first - start, counts, begun, start, turn))
         return found
-
-    def _turn(self, start: int) -> int:
-        return self.origin.turn if start == self.origin.samples else 0
 
     def samples_before(self, epoch: int, position: int = 0) -> int:
         """Samples of training before a position of an epoch.

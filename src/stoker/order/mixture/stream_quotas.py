@@ -15,7 +15,6 @@ from stoker.order.mixture.weights import Mixture
 from stoker.order.sample_order import Order
 from stoker.order.selection import Everything, Sampled, Selection, dense_starts
 from stoker.order.settings import NativeSettings, StreamSource
-from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 
 _TAG_STREAMS: Final = 1
@@ -113,7 +112,7 @@ def stream_shuffle(
 ) -> ShuffleSettings:
     """Settings of a selection's shuffle; defaults follow from the number of its samples and shards."""
     return ShuffleSettings.resolve(
-        ShardTable(selection.sizes[selection.sizes > 0]),
+        selection.sizes[selection.sizes > 0],
         shuffle=settings.shuffle,
         num_canonical_nodes=nodes,
         block_size=settings.block_size if block_size is None else block_size,

@@ -274,28 +274,22 @@ class BlockPass(ShardOrderPass):
         hashes = mix_arrays([mix(key, _TAG_BLOCKS) for key in keys], np.arange(self._block_sizes.size))
         return split_keys(hashes, self._word)[0]  # type: ignore[no-any-return]
 
-    # What passes that are concatenated with those of other streams need none of is made when it is asked for.
-
     @cached_property
-    def _keys(self) -> Array:
-        found: Array = self._block_keys([self._key])[0]
-        return found
+    def _parts(self) -> tuple[IntervalLookup, Array, Domain]:
+        """The lookup of an offset's block, the blocks' keys, and the bijections inside them.
 
-    @cached_property
-    def _blocks(self) -> IntervalLookup:
-        return IntervalLookup(self._block_sizes, self._cuts)
-
-    @cached_property
-    def _domains(self) -> Domain:
-        return Domain(self._block_sizes, bits=self._bits, rounds=_ROUNDS, taken=True)
+        Passes that are concatenated with those of other streams need none of it.
+        """
+        domains = Domain(self._block_sizes, bits=self._bits, rounds=_ROUNDS, taken=True)
+        return IntervalLookup(self._block_sizes, self._cuts), self._block_keys([self._key])[0], domains
 
     def offsets(self, numbers: Ids) -> Ids:
-        offsets = super().offsets(numbers)
-        blocks = self._blocks.find(offsets)
-        starts = self._blocks.starts.take(blocks, mode="wrap")
+        offsets, (lookup, block_keys, domains) = super().offsets(numbers), self._parts
+        blocks = lookup.find(offsets)
+        starts = lookup.starts.take(blocks, mode="wrap")
         x = (offsets - starts).astype(self._word)
-        keys = self._keys.take(blocks, mode="wrap")
-        self._domains.move(x, keys, keys * self._key_factor, self._domains.take(blocks))
+        keys = block_keys.take(blocks, mode="wrap")
+        domains.move(x, keys, keys * self._key_factor, domains.take(blocks))
         starts += x
         return starts
 

@@ -109,24 +109,24 @@ class ShuffleSettings:
     @classmethod
     def resolve(
         cls,
-        table: ShardTable,
+        sizes: Ids,
         *,
         shuffle: str,
         num_canonical_nodes: int | None = None,
         block_size: int | None = None,
     ) -> ShuffleSettings:
-        """Fill in defaults, from the dataset alone (never from the world, which may change at a resume).
+        """Fill in defaults, from the samples of its shards alone (never from the world, which may change at a resume).
 
         ``"none"`` has one canonical node, so that samples come in id order, and so has ``"global"``. The others have up
         to 8, fewer for small datasets. A block holds the samples of two average shards, rounded up to a power of two.
         """
-        shards = max(len(table), 1)
+        shards = max(sizes.size, 1)
         if num_canonical_nodes is None:
             num_canonical_nodes = 1
             if SHUFFLES[shuffle].moves_shards:
                 num_canonical_nodes = min(_DEFAULT_CANONICAL_NODES, max(1, shards // _SHARDS_PER_CANONICAL_NODE))
         if block_size is None:
-            block_size = 1 << max(0, (_SHARDS_PER_BLOCK * table.total // shards - 1).bit_length())
+            block_size = 1 << max(0, (_SHARDS_PER_BLOCK * int(sizes.sum()) // shards - 1).bit_length())
         return cls(shuffle, num_canonical_nodes, block_size)
 
 
