@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import numpy as np
 
-from stoker.errors import ConfigError, CorruptDataError, FormatError
+from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.common.checks import parse_columns, parse_files, parse_samples, refuse
+from stoker.formats.common.checks import (
+    MAX_OFFSET,
+    mds_spec,
+    parse_files,
+    parse_settings,
+    refuse,
+    require,
+    string_list,
+)
 from stoker.formats.unstacked import iterate_each, read_each
 from stoker.types import Batch, Buffer, Ids, Sample
 
@@ -102,10 +110,16 @@ class Format:
 
         Raises:
             IndexFileError: a key is missing, of a wrong type, or contradicts another; a basename leaves the root.
+            FormatError: an encoding is unknown.
         """
         if self.unlisted:
             refuse(where, self.unlisted)
-        samples = parse_samples(obj, where)
+        version = obj.get("version")
+        if version != 2 or isinstance(version, bool):
+            refuse(where, f"shard version {version!r} is not supported, only 2")
+        samples: int = require(obj, "samples", int, where)
+        if not 0 <= samples <= MAX_OFFSET:
+            refuse(where, f"{samples} samples is impossible")
         raw, zipped, compression = parse_files(obj, self.roles, where)
         spec = self.parse_spec(obj, where)
         least = self.least_bytes(spec)
@@ -119,7 +133,17 @@ class Format:
         It holds ``column_names``, ``column_encodings`` and ``column_sizes``, parallel tuples, and the writer's ``hashes`` and
         ``size_limit``; shards where all of these are equal share one.
         """
-        return parse_columns(obj, where)[0]
+        names = string_list(obj, "column_names", where)
+        encodings = string_list(obj, "column_encodings", where)
+        sizes = tuple(require(obj, "column_sizes", list, where))
+        try:
+            return mds_spec(names, encodings, sizes, *parse_settings(obj, where))[0]
+        except IndexFileError as error:
+            raise IndexFileError(f"{where}: {error}") from None
+        except FormatError as error:
+            raise FormatError(f"{where}: {error}") from None
+        except TypeError:  # unhashable, so neither int nor null
+            refuse(where, "'column_sizes' should hold integers and nulls")
 
     def least_bytes(self, spec: Mapping[str, Any]) -> tuple[int, int] | None:  # noqa: ARG002
         """Bytes that the first raw file of a shard has at least, and that each sample adds to them.

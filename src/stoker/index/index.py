@@ -197,7 +197,9 @@ class Index(ShardList):
             if shard.detail is not None:
                 files = shard.detail.identity
             else:
-                files = "/".join([f"{_name_of(file)}\0{file.bytes}" for file in shard.raw])
+                # A file of a cache has another name in the data set.
+                names = [file.basename if file.part is None else file.part.key for file in shard.raw]
+                files = "/".join([f"{name}\0{file.bytes}" for name, file in zip(names, shard.raw, strict=True)])
             lines.append(identity_line(files, shard.samples, kind_of[id(shard.spec)]))
         yield "".join(lines)
 
@@ -276,8 +278,3 @@ def collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _name_of(file: FileInfo) -> str:
-    """A file's name in the data set, which may have another in a cache."""
-    return file.basename if file.part is None else file.part.key

@@ -64,17 +64,6 @@ def string_list(obj: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]
     return tuple(value)
 
 
-def parse_samples(obj: Mapping[str, Any], where: str) -> int:
-    """The number of samples; also checks the entry's version."""
-    version = obj.get("version")
-    if version != 2 or isinstance(version, bool):
-        refuse(where, f"shard version {version!r} is not supported, only 2")
-    samples: int = require(obj, "samples", int, where)
-    if not 0 <= samples <= MAX_OFFSET:
-        refuse(where, f"{samples} samples is impossible")
-    return samples
-
-
 def parse_settings(obj: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], int | str | None]:
     """Settings of the writer that readers do not need: ``hashes`` and ``size_limit``."""
     hashes = string_list(obj, "hashes", where) if "hashes" in obj else ()
@@ -181,24 +170,6 @@ def check_memory(size: int, stored: int, limit: int, where: str) -> None:
             f"{where}: {stored:,} bytes decode to {size:,}, and {most:,} are allowed: it is damaged or made to fill memory; "
             "if it is right, raise ReadOptions(decoded_limit=)"
         )
-
-
-def parse_columns(obj: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], int]:
-    """The columns that an entry of the index tells; see :func:`mds_spec`.
-
-    IndexFileError if they are incomplete or contradict themselves, FormatError if an encoding is unknown.
-    """
-    names = string_list(obj, "column_names", where)
-    encodings = string_list(obj, "column_encodings", where)
-    sizes = tuple(require(obj, "column_sizes", list, where))
-    try:
-        return mds_spec(names, encodings, sizes, *parse_settings(obj, where))
-    except IndexFileError as error:
-        raise IndexFileError(f"{where}: {error}") from None
-    except FormatError as error:
-        raise FormatError(f"{where}: {error}") from None
-    except TypeError:  # unhashable, so neither int nor null
-        refuse(where, "'column_sizes' should hold integers and nulls")
 
 
 @lru_cache(maxsize=256)

@@ -18,6 +18,7 @@ import ctypes
 import mmap
 from collections.abc import Sequence
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -147,25 +148,14 @@ _keeping.memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _keeping.memmove.restype = ctypes.c_void_p
 
 
-class _AddressSpace:
+@lru_cache(maxsize=64)
+def _items_of(width: int) -> NDArray[np.void]:
     """All memory as items of ``width`` bytes, one starting at each byte.
 
     Items, as NumPy has a loop for one index of an array of one dimension that takes half the time of rows.
     """
-
-    def __init__(self, width: int) -> None:
-        self.__array_interface__: dict[str, Any] = {
-            "version": 3,
-            "typestr": f"|V{width}",
-            "data": (_BASE, True),
-            "shape": (_SPAN,),
-            "strides": (1,),
-        }
-
-
-@lru_cache(maxsize=64)
-def _items_of(width: int) -> NDArray[np.void]:
-    return np.asarray(_AddressSpace(width))
+    told = {"version": 3, "typestr": f"|V{width}", "data": (_BASE, True), "shape": (_SPAN,), "strides": (1,)}
+    return np.asarray(SimpleNamespace(__array_interface__=told))
 
 
 def address_of(buffer: NDArray[np.uint8]) -> int:
