@@ -62,13 +62,13 @@ def batch_length(batch: Batch) -> int:
     return len(next(iter(batch.values()), ()))
 
 
-def stack_samples(samples: Sequence[Any], origin: Callable[[int], SampleLocation], rows: BatchRows) -> Batch:
+def stack_samples(samples: Sequence[Any], origin: Callable[[int], SampleLocation], rows: BatchRows | None) -> Batch:
     """Columns of samples: arrays where all values are arrays or numbers of one dtype and shape, else lists.
 
     Lists of which those of some of the samples may be arrays are :class:`~stoker.formats.unstacked.Unstacked`. TransformError
     if one is no dict, or has other columns than the first; names the sample. ``samples``: what a transform returned, n of
     them. ``origin``: where the i-th of these samples comes from. ``rows``: memory in which some values may lie already as a
-    batch has them.
+    batch has them; ``None``: there is none.
     """
     first = samples[0]
     for number, sample in enumerate(samples):
@@ -84,10 +84,10 @@ def stack_samples(samples: Sequence[Any], origin: Callable[[int], SampleLocation
     return {name: _stack([sample[name] for sample in samples], rows) for name in first}
 
 
-def _stack(values: list[Any], rows: BatchRows) -> Column:
+def _stack(values: list[Any], rows: BatchRows | None) -> Column:
     if not stacks(values):
         return made_column(values)
-    joined = rows.joined(values)
+    joined = None if rows is None else rows.joined(values)
     return stacked(values) if joined is None else joined
 
 

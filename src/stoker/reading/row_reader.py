@@ -116,7 +116,7 @@ class RowReader:
         return (*(self.columns or self.pool.index.columns), *(() if ids is None else (ids,)))
 
     def batch(self, shards: Ids, rows: Ids, *, named: bool = True, loads: bool = False) -> Batch:
-        before = last_left()
+        before = last_left() if loads else None
         batch = read_samples(self.pool, shards, rows, self.columns, named=named)
         if loads and last_left() is not before:
             load_columns(batch)

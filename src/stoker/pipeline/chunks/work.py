@@ -98,20 +98,20 @@ class ChunkWork:
         StokerError if something is wrong that is not a sample's fault.
         """
         if not self._as_columns:
-            return self._settled(chunk).made()
+            return self._settled(chunk)
         chunk = self.columns(chunk)
         if chunk.bad and self.strict:
-            return chunk.made()
-        if not len(chunk.places):
+            return chunk
+        if not len(chunk.rows if chunk.kept is None else chunk.kept):
             chunk = replace(chunk, values=self.empty())
         elif not self.strict or self.filters:
             self._empty.meet(chunk.values)
-        return self._cut(chunk).made()
+        return self._cut(chunk)
 
     def columns(self, chunk: Chunk) -> Chunk:
         """Columns as functions of batches change them, by the places of the samples before; not so if a bad one is raised."""
-        memory = BatchRows(len(chunk))
-        with nullcontext() if self.whole else memory:
+        memory = None if self.whole else BatchRows(len(chunk))
+        with memory or nullcontext():
             chunk = self._settled(chunk)
         if chunk.bad and self.strict:
             return chunk
@@ -200,7 +200,7 @@ class ChunkWork:
 
     # -- columns ---------------------------------------------------------------------------------------------------
 
-    def _collated(self, chunk: Chunk, memory: BatchRows) -> Chunk:
+    def _collated(self, chunk: Chunk, memory: BatchRows | None) -> Chunk:
         """The samples as columns."""
         if isinstance(chunk.values, dict):
             return chunk

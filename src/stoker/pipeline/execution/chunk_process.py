@@ -213,7 +213,7 @@ class _Chunks:
             took = time.perf_counter_ns() - begun
             awaited = pool.times.awaited - awaited
             fetched = pool.fetched
-            parcel, data = self._packed(chunk, value)
+            parcel, data = self._packed(chunk, value.made())
         except BaseException as error:  # noqa: BLE001 - raised where the result is taken
             return ChunkAnswer(error=pack_error(error)), None
         here = () if fetched is None else tuple(shard for shard in chunk.distinct if fetched[shard])
