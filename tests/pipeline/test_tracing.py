@@ -37,7 +37,8 @@ from stoker.cache.disk.fetches import Fetches
 from stoker.concurrency.spans import recorder as spans
 from stoker.concurrency.spans import sample_clock
 from stoker.concurrency.spans.recorder import WHOLE, Recorder, Stage, WaitClock
-from stoker.concurrency.spans.sample_clock import SampleClock, ShortSamples
+from stoker.concurrency.spans.sample_clock import SampleClock
+from stoker.concurrency.spans.thread_times import ReadTimes
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.pipeline.stats.rank_times import Activity, Intervals
@@ -291,7 +292,7 @@ def test_the_time_of_samples_made_in_one_go_is_known_as_a_whole(tmp_path: Path, 
 
 def test_samples_that_are_not_measured_are_counted(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_clock, "_TRIVIAL", 1 << 60)
-    running, known = Recorder(str(tmp_path)), ShortSamples()
+    running, known = Recorder(str(tmp_path)), ReadTimes()
     for taken in (5000, 1000, 1):  # of the last two steps none is measured
         clock, source = SampleClock(running, known), iter(range(5000))
         got = list(islice(chain(clock.first_decoded(source, source), source), taken))

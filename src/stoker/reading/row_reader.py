@@ -135,7 +135,7 @@ class RowReader:
         sample.
         """
         recording = recorder()
-        clock = None if recording is None else SampleClock(recording, self.pool.short_samples)
+        clock = None if recording is None else SampleClock(recording, self.pool.times)
         if run is None and transform is None:
             return iterate_samples(self.pool, shards, rows, self.columns, clock)
         run = run or iterate_samples(self.pool, shards, rows, self.columns)

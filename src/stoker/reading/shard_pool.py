@@ -18,7 +18,6 @@ from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.shared.counters import Count, Counts
 from stoker.concurrency.shared.file import spawning
 from stoker.concurrency.spans.recorder import Stage, join_recording, recorder, span
-from stoker.concurrency.spans.sample_clock import ShortSamples
 from stoker.concurrency.spans.thread_times import ReadTimes
 from stoker.concurrency.threads import Threads
 from stoker.formats.base import ReadOptions, ShardReader
@@ -70,7 +69,6 @@ class ShardPool:
         self.ids = ids
         self.counts = counts or Counts()
         self.fetched: NDArray[np.bool_] | None = None
-        self.short_samples = ShortSamples()
         self.caches = (cache,) if isinstance(cache, ShardCache) else tuple(cache)
         for one in self.caches:
             one.counts = self.counts

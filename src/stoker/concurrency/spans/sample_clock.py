@@ -9,6 +9,7 @@ from time import perf_counter_ns
 from typing import Any, Final, TypeVar
 
 from stoker.concurrency.spans.recorder import Recorder, Stage
+from stoker.concurrency.spans.thread_times import ReadTimes
 
 _T = TypeVar("_T")
 
@@ -32,15 +33,6 @@ _STEPS: Final = 15
 
 _SUMMED: Final = 10_000_000
 """Nanoseconds after which a sum is recorded."""
-
-
-class ShortSamples:
-    """The time of a dataset's samples that take less than 4 µs, found in one step of reading, for the next ones."""
-
-    __slots__ = ("each", "steps")
-
-    def __init__(self) -> None:
-        self.each = self.steps = 0
 
 
 class SampleClock:
@@ -70,7 +62,7 @@ class SampleClock:
         "_transform",
     )
 
-    def __init__(self, recorder: Recorder, known: ShortSamples | None = None, *, together: bool = False) -> None:
+    def __init__(self, recorder: Recorder, known: ReadTimes | None = None, *, together: bool = False) -> None:
         self._recorder, self._known, self._together = recorder, known, together
         self._alone = _ALONE if together else _LONG
         self._short: tuple[tuple[int, int], ...] = _OF_MANY if together else _SHORT
@@ -120,7 +112,7 @@ class SampleClock:
         samples: Iterator[Any],
         remaining: Iterator[object],
         apply: Callable[[Iterator[Any]], Iterator[Any]] | None,
-        known: ShortSamples | None,
+        known: ReadTimes | None,
     ) -> Iterator[Iterable[Any]]:
         stride, seen, took_all, begin = 1, 0, 0, perf_counter_ns()
         try:

@@ -18,10 +18,12 @@ class ReadTimes:
         read: nanoseconds that steps of reading took, over all threads.
         samples: that were read in them.
         awaited: those in which a thread waited for a shard, or fetched and opened one that it needed.
+        each, steps: nanoseconds of a sample that takes less than 4 µs, found in one step of reading for a trace, and for how
+            many of the next ones that holds.
     """
 
     def __init__(self) -> None:
-        self.read = self.samples = self.awaited = 0
+        self.read = self.samples = self.awaited = self.each = self.steps = 0
         self._lock = threading.Lock()
 
     def step(self, samples: int, nanoseconds: int, awaited: int = 0) -> None:
