@@ -357,7 +357,7 @@ class EpochReader(RankEpochs):
             one_by_one: whether samples are made one at a time, on request.
             as_columns: whether batches are asked for, and not samples.
             override: changes samples as they are made, given their ids.
-            run_again: makes the run again, in another process.
+            run_again: makes the run again in another process, where samples may replace others.
             notes: takes note of bad samples as they are read, in place of a log.
             tune: whether a tuner may change how it is read, where there is one.
             tune_threads: whether it may change how many threads read ahead, if what they run allows it.
@@ -386,7 +386,7 @@ class EpochReader(RankEpochs):
             worker,
             skip,
             executor=self.executor,
-            run_again=run_again if settings.replaces else None,
+            run_again=run_again,
             log=log,
             epoch=epoch,
             one_by_one=one_by_one,

@@ -115,7 +115,7 @@ class ChunkWork:
             chunk = self._settled(chunk)
         if chunk.bad and self.strict:
             return chunk
-        return self._changed(self._collated(chunk, memory))
+        return self._changed(chunk, memory)
 
     def _settled(self, chunk: Chunk) -> Chunk:
         """The chunk after all stages, with other samples in the places of those that are to be replaced."""
@@ -202,8 +202,6 @@ class ChunkWork:
 
     def _collated(self, chunk: Chunk, memory: BatchRows | None) -> Chunk:
         """The samples as columns."""
-        if isinstance(chunk.values, dict):
-            return chunk
         if not self.filters and not chunk.bad:
             origin = partial(self.rows.origin, chunk.shards, chunk.rows)
             with span(Stage.COLLATE, len(chunk)):
@@ -219,8 +217,10 @@ class ChunkWork:
             self._give_dtypes(values, chunk, kept)
         return replace(chunk, values=values, kept=kept)
 
-    def _changed(self, chunk: Chunk) -> Chunk:
-        """Columns as functions of batches change them."""
+    def _changed(self, chunk: Chunk, memory: BatchRows | None) -> Chunk:
+        """The columns, made of samples where need be, as functions of batches change them."""
+        if not isinstance(chunk.values, dict):
+            chunk = self._collated(chunk, memory)
         if self._batch_steps is None or not len(chunk.places):
             return chunk
         at = slice(None) if chunk.kept is None else chunk.kept
@@ -251,7 +251,7 @@ class ChunkWork:
             chunk = self._one(0, shard, row)
         if chunk.bad:
             return {}
-        chunk = self._changed(self._collated(chunk, memory))
+        chunk = self._changed(chunk, memory)
         batch: Batch = chunk.values
         return batch if len(chunk.places) else {}
 

@@ -215,7 +215,7 @@ class Executor:
         """
         from stoker.pipeline.execution.measured import Measured
 
-        make = partial(self._in_processes, execute, task, run)
+        make = partial(self._in_processes, execute, task, run if self._settings.replaces else None)
         if run_in == "processes":
             return make()
         self._threads = threads

@@ -218,7 +218,7 @@ class PoolSource(SampleSource):
             run_in,
             threads,
             partial(executor.task, settings, of.epoch, as_columns=batched),
-            of.again if settings.replaces else None,
+            of.again,
         )
         useful = max(CHUNKS_OF_PROCESS * executor.processes, threads + 1)
         return ChunksAhead(self.pool, runner, useful if most is None else min(useful, most))
