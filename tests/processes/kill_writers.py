@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker import MDSWriter, StreamingDataset, merge_index
-from stoker.errors import IndexFileError, ObjectNotFoundError
+from stoker.errors import ObjectNotFoundError
 from stoker.index.index import load_index
 from stoker.storage import join_url, open_store
 from stoker.types import StorageOptions
@@ -84,10 +84,6 @@ class WriterJob:
         try:
             dataset = StreamingDataset(remote=place, local=cache, storage_options=self._options_of(place))
         except ObjectNotFoundError:
-            return None
-        except IndexFileError as error:
-            if "is replacing this dataset" not in str(error):
-                raise
             return None
         ids = [self.check(sample) for sample in dataset]
         assert len(ids) == dataset.size

@@ -13,7 +13,7 @@ import pytest
 
 from s3server import Bucket
 from stoker import MDSWriter, StreamingDataset, rebuild_index
-from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
 from stoker.storage import open_store
 from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput
 from stoker.writers import JSONWriter
@@ -177,14 +177,18 @@ def test_shards_of_before_without_a_mark_are_continued(make: Any, tmp_path: Path
     assert [int(sample["x"]) for sample in StreamingDataset(local=tmp_path)] == list(range(ROWS))
 
 
-def test_a_replacement_by_an_earlier_version_that_was_killed_is_finished_or_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["append", "resume"])
+def test_a_replacement_by_an_earlier_version_that_was_killed_is_refused_until_replaced(
+    mode: str, tmp_path: Path
+) -> None:
     with MDSWriter({"x": "int"}, tmp_path, size_limit=200) as writer:
         fill(writer, "tar")
     version = "none: a writer with exist_ok=True is replacing this dataset"
     (tmp_path / "index.json").write_text(json.dumps({"files": ["shard.00000.mds"], "version": version}))
-    with pytest.raises(ConfigError, match="was removing what is there"):
-        MDSWriter({"x": "int"}, tmp_path, size_limit=200, append=True)
-    with MDSWriter({"x": "int"}, tmp_path, size_limit=200, resume=True) as again:
+    modes: Any = {mode: True}
+    with pytest.raises(FormatError, match="a writer with exist_ok=True is replacing this dataset"):
+        MDSWriter({"x": "int"}, tmp_path, size_limit=200, **modes)
+    with MDSWriter({"x": "int"}, tmp_path, size_limit=200, exist_ok=True) as again:
         assert again.samples_written == 0
         fill(again, "tar", 7)
     assert [int(sample["x"]) for sample in StreamingDataset(local=tmp_path)] == list(range(7))

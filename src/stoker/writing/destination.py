@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import logging
 import os
 import secrets
@@ -36,8 +35,6 @@ from stoker.writing.output_files import FoundFiles, OutputFiles, WrittenFiles, a
 logger = logging.getLogger(__name__)
 
 _THREADS: Final = 8
-_MOST_INDEX: Final = 1 << 30
-_REPLACED: Final = "none: a writer with exist_ok=True"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +178,7 @@ class Destination:
                 f"{main.url_of(INDEX_NAME)} exists, and files that it does not name are not read: write elsewhere, or pass "
                 "exist_ok=True to replace the dataset"
             )
-        if (mark is not None and mark.doomed is not None) or _replaced_files(main) is not None:
+        if mark is not None and mark.doomed is not None:
             if not resume:
                 raise ConfigError(
                     f"{main.url}: a writer with exist_ok=True was removing what is there when it was stopped: pass "
@@ -249,9 +246,8 @@ class Destination:
             with contextlib.suppress(FormatError):
                 mark = read_mark(store)
                 names.update(mark.doomed or () if mark is not None else ())
-            replaced = _replaced_files(store)
             try:
-                names.update(load_index(store).file_entries() if replaced is None else replaced)
+                names.update(load_index(store).file_entries())
             except ObjectNotFoundError:
                 pass
             except FormatError as error:
@@ -348,17 +344,6 @@ def _index_in(store: Store) -> Index | None:
         return load_index(store)
     except ObjectNotFoundError:
         return None
-
-
-def _replaced_files(store: Store) -> set[str] | None:
-    """Files that a writer of an earlier version was removing when it was stopped, as its index says; ``None`` for none."""
-    with contextlib.suppress(ObjectNotFoundError, KeyError, TypeError, ValueError, RecursionError):
-        data = store.get(INDEX_NAME, max_bytes=_MOST_INDEX)
-        if _REPLACED.encode() in data:  # spares parsing it
-            index = json.loads(data)
-            if str(index["version"]).startswith(_REPLACED):
-                return {name for name in index["files"] if isinstance(name, str)}
-    return None
 
 
 def _inspected(
