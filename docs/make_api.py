@@ -23,6 +23,7 @@ PAGES = {
     "KeepIds": "order/subsets",
     "LMBatch": "tokens",
     "LMStream": "tokens/sources",
+    "Lengths": "batches_by_length",
     "Loader": "loaders",
     "Mesh": "order",
     "ReadOptions": "read",

@@ -78,6 +78,7 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     "stoker.writers.JSONWriter": (_folder("str"), _abort),
     "stoker.KeepIds": (_of(ids=[1]), nothing),
     "stoker.Trace": (lambda root: {"path": root / "trace.json"}, nothing),
+    "stoker.Lengths": (_of(lengths="x", max_tokens=10), nothing),
     "stoker.LocalDataset": (_at("local"), nothing),
     "stoker.LMStream": (_over(column="x", batch_size=2, seq_len=4), lambda stream: next(iter(stream), None)),
     "stoker.MDSWriter": (_folder("int"), _abort),

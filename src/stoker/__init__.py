@@ -27,6 +27,7 @@ What is read, and how:
     SkipIds                 all samples but those of these ids
     SkipSteps               steps of an epoch that are left out: ``ReadOptions(quarantine=)``
     train_validation_split  two such fractions that share no sample
+    Lengths                 batches of samples of like length, of bounded cost
     Schedule                weights of streams that change during training
 
 Ranks and workers:
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from stoker.loaders.parquet_loader import StreamingParquetLoader as StreamingParquetLoader
     from stoker.loaders.protocol import Loader as Loader
     from stoker.loaders.shard_loader import StreamingShardLoader as StreamingShardLoader
+    from stoker.order.by_length import Lengths as Lengths
     from stoker.order.mixture.schedule import Schedule as Schedule
     from stoker.order.subsets import HashSplit as HashSplit
     from stoker.order.subsets import KeepIds as KeepIds
@@ -129,6 +131,7 @@ _MODULES: Final = {
     "loaders.parquet_loader": "StreamingParquetLoader",
     "loaders.protocol": "Loader",
     "loaders.shard_loader": "StreamingShardLoader",
+    "order.by_length": "Lengths",
     "order.mixture.schedule": "Schedule",
     "order.subsets": "HashSplit KeepIds SkipIds SkipSteps train_validation_split",
     "pipeline.stats.stats": "StreamStats",

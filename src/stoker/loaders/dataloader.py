@@ -24,6 +24,7 @@ from stoker.loaders.dataset_methods.opened import BatchSize
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import looks_only, reads_ahead
 from stoker.loaders.trainers.lightning_progress import follow_lightning, load_for_lightning, saved_by_lightning
+from stoker.order.capabilities import makes_batches
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.batch_groups import ungroup
@@ -68,7 +69,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         batch_size: samples, or rows, a batch on this rank. Default: the dataset's. If both are given they must agree.
         columnar: batches are read as whole columns: a dict of tensors (of lists for columns that are no arrays), with no
             per-sample step and no ``collate_fn``. Much faster for small samples. Not for a ``StreamingParquetLoader``,
-            whose batches are arrays already. A dataset with a ``batch_map`` is always read so.
+            whose batches are arrays already. A dataset with a ``batch_map`` or ``batch_by`` is always read so.
         **options: DataLoader's other arguments, see :class:`LoaderOptions`. ``collate_fn`` is :func:`collate` unless given.
 
     Raises:
@@ -128,7 +129,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                     )
                 options["collate_fn"] = _as_it_is
             self._init(dataset, None, options)
-        elif (takes_batch := told(dataset, "chain").takes_batch) or columnar:
+        elif (takes_batch := told(dataset, "chain").takes_batch or _batch_by(dataset)) or columnar:
             reads = "columnar=True" if columnar else takes_batch
             if options.get("collate_fn") is not None:
                 raise ConfigError(
@@ -424,6 +425,11 @@ def _check_source(owner: str, dataset: Any) -> None:
 
     remedy = "for an LMStream use torch's DataLoader(stream, batch_size=None), for anything else torch's DataLoader"
     check_argument(owner, "dataset", StreamingDataset | StreamingParquetLoader, dataset, remedy)
+
+
+def _batch_by(dataset: StreamingDataset) -> str:
+    """The dataset's setting by which its order makes batches; empty where there is none."""
+    return "batch_by=" if makes_batches(dataset.epoch_reader.sample_order) else ""
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -25,6 +25,8 @@ from stoker.loaders.dataset_methods.states import DatasetStates
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import check_divides_by_id, check_sampling
+from stoker.order.by_length import Lengths
+from stoker.order.capabilities import makes_batches
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition import Elastic, Partition
@@ -96,6 +98,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         keep_zip: keep compressed shards in the cache next to the decompressed.
         batch_size: samples a batch on one rank, the same as the DataLoader's. The global batch is this times the world
             size, and as long as that is the same, any world sees the same global batches.
+        batch_by: instead of ``batch_size``, :class:`~stoker.order.by_length.Lengths`: batches are of samples of like length,
+            as many as ``max_tokens`` allows, and cost alike on all ranks. See docs/batches_by_length.md.
         epoch_size: samples an epoch, over all ranks; an int or a string such as ``"10k"``. Default: all, once.
         shuffle: a new order every epoch, or id order.
         shuffle_algo: ``"block"``, ``"global"`` or ``"shard"``, see docs/order/shuffles.md; or ``"naive"``, ``"py1s"``,
@@ -171,6 +175,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         validate_hash: str | bool | None = None,
         keep_zip: bool = False,
         batch_size: int | None = None,
+        batch_by: Lengths | None = None,
         epoch_size: int | str | None = None,
         shuffle: bool = False,
         shuffle_algo: str = "block",
@@ -194,6 +199,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         from stoker.pipeline.order_sources import needed_columns
 
         length = check_sizes(batch_size, predownload, epoch_size)
+        if batch_by is not None and batch_size is not None:
+            raise ConfigError("batch_size= and batch_by= both say how large batches are: give one")
         if streams is None:
             single = {
                 "remote": remote,
@@ -215,7 +222,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             validate_hash=validate_hash,
             keep_zip=keep_zip,
             storage_options=storage_options,
-            columns=None if columns is None else needed_columns(columns, subsets, streams, partition),
+            columns=None if columns is None else needed_columns(columns, subsets, streams, partition, batch_by),
             in_memory=read.cache == "memory",
             cache_limit=None if cache_limit is None else parse_bytes(cache_limit),
             split=split,
@@ -233,11 +240,12 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             sampling_granularity=sampling_granularity,
             schedule=sampling_method if isinstance(sampling_method, Schedule) else None,
             subsets=subsets,
+            batch_by=batch_by,
             remainder=remainder,
             partition_algo=mosaicml_partition,
             read=replace(read, allow_unsafe_types=True) if allow_unsafe_types else read,
         )
-        self.batch_size = batch_size
+        self.batch_size = batch_size if batch_by is None else 1
         self._opened = open_dataset(
             streams,
             defaults,
@@ -328,7 +336,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
     @property
     def leaves_out(self) -> str:
         """The setting by which a batch may be shorter or longer than ``batch_size``; empty where there is none."""
-        return self._opened.reader.settings.leaves_out
+        reader = self._opened.reader
+        return "batch_by=" if makes_batches(reader.sample_order) else reader.settings.leaves_out
 
     @checked
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:

@@ -19,6 +19,7 @@ from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.shard_checkpoints import ShardCheckpoints, ShardWork
 from stoker.loaders.shard_sources import check_ranks_in_step, config_of, of_dataset, order_of_arrays, ranges_of
 from stoker.loaders.trainers.consumers import reads_ahead
+from stoker.order.capabilities import makes_batches
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.prefetch_buffer import END
@@ -98,6 +99,10 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, CloseOnExit):
             dataset.check_columns_allowed("StreamingShardLoader")
             if on_bad_sample != "raise":
                 raise ConfigError("on_bad_sample= here is of arrays and streams: give it to the StreamingDataset")
+            if makes_batches(dataset.epoch_reader.sample_order):
+                raise ConfigError(
+                    "a StreamingShardLoader makes batches, and so does batch_by=: use the dataset's batches()"
+                )
             if dataset.epoch_reader.quarantine is not None:
                 raise ConfigError(
                     "a StreamingShardLoader delivers each sample of its ranges: leave quarantine= of the dataset out, and "

@@ -115,6 +115,12 @@ def repeats_samples(order: SampleOrder) -> bool:
     return bool(getattr(order, "repeats", True))
 
 
+def makes_batches(order: SampleOrder) -> bool:
+    """Whether its plans say how many samples each batch has, and ``batch_size`` is 1: the order's ``makes_batches``. Default:
+    they have as many as are asked for."""
+    return bool(getattr(order, "makes_batches", False))
+
+
 def origin_of(order: SampleOrder) -> RunOrigin:
     """The point from which a run in the order counts its streams. Default: the beginning."""
     return order.origin if isinstance(order, StreamHistory) else RunOrigin()

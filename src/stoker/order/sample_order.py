@@ -27,7 +27,11 @@ class Order(Protocol):
 
 
 class Plan(Protocol):
-    """The batches of one rank from a position to the epoch's end. All but the last have ``batch_size`` samples."""
+    """The batches of one rank from a position to the epoch's end.
+
+    All but the last have ``batch_size`` samples, unless the order makes batches
+    (:func:`~stoker.order.capabilities.makes_batches`): then these have about so many.
+    """
 
     @property
     def batch_size(self) -> int:

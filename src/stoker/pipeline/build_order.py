@@ -9,6 +9,7 @@ from stoker.arguments import must_know
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
+from stoker.order.by_length import ByLengthOrder, Lengths
 from stoker.order.mixture.weights import Mixture
 from stoker.order.native import NativeOrder
 from stoker.order.partition import Elastic, Partition, strategies
@@ -27,6 +28,7 @@ class OrderOptions(OrderChoices):
     """All settings that decide which sample comes when; see :class:`~stoker.loaders.dataset.StreamingDataset`."""
 
     subsets: tuple[Subset, ...] = ()
+    batch_by: Lengths | None = None
     partition_algo: str | None = None
     shuffle_algo: str | None = None
     read: ReadOptions = ReadOptions()
@@ -65,16 +67,22 @@ def chosen_partition(name: str) -> tuple[Partition, str | None]:
     return known[name](), None
 
 
-def make_order(streams: Streams, options: OrderOptions) -> NativeOrder | MosaicmlOrder:
+def make_order(streams: Streams, options: OrderOptions) -> NativeOrder | ByLengthOrder | MosaicmlOrder:
     """The sample order of opened streams. ConfigError for options that do not go together, or do not fit the data."""
     if options.foreign:
         return _mosaicml(streams, options)
     sources = make_sources(streams, options.subsets, options.partition, options.read)
     chosen: dict[str, Any] = {one.name: getattr(options, one.name) for one in fields(OrderChoices)}
-    return NativeOrder(sources, NativeSettings(**chosen))
+    order = NativeOrder(sources, NativeSettings(**chosen))
+    if options.batch_by is None:
+        return order
+    from stoker.streams.lengths import sample_lengths
+
+    lengths = sample_lengths(streams, options.batch_by, options.read)
+    return ByLengthOrder(order, streams.index.table, lengths, options.batch_by)
 
 
-def set_weights(streams: Streams, sample_order: NativeOrder | MosaicmlOrder) -> None:
+def set_weights(streams: Streams, sample_order: NativeOrder | ByLengthOrder | MosaicmlOrder) -> None:
     """Tell streams their part in an epoch, as the order has it; not where a schedule changes it."""
     chosen = sample_order.chosen
     if chosen is None:
@@ -101,6 +109,7 @@ def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
         ("sampling_method=Schedule(...)", options.schedule is not None),
         ("subset=", bool(subsets)),
         ("remainder=", options.remainder != "pad"),
+        ("batch_by=", options.batch_by is not None),
     ):
         if given:
             raise ConfigError(

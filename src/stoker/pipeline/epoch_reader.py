@@ -17,7 +17,7 @@ from stoker.concurrency.spans.recorder import WaitClock, recorder
 from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
 from stoker.formats.mds.encodings.images import load_at_once
-from stoker.order.capabilities import shards_at_once
+from stoker.order.capabilities import makes_batches, shards_at_once
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
@@ -147,6 +147,10 @@ class EpochReader(RankEpochs):
         ``batch_size``: of this rank. ``override``: changes samples as they are made, given their ids. ``keep_places``:
         whether :data:`~stoker.reading.steps.LEFT_OUT` stands for each bad sample that is left out.
         """
+        if makes_batches(self.sample_order):
+            raise ConfigError(
+                "batch_by= makes whole batches, and these are single samples: iterate over batches() or a StreamingDataLoader"
+            )
         skip, progress, pipeline = self._start(batch_size, by_sample=True, override=override)
         alone = LoaderWorker.detect().token is None and self._ranks == 1 and self._division is None
         check_sample_steps(self.settings, override, alone=alone, keeps_places=keep_places and self._division is None)
@@ -320,7 +324,7 @@ class EpochReader(RankEpochs):
             again = repeated_by_wrapper(run.plan, division)
             if again and self._resume.claim_warning(_FILLS):
                 warn_wrapper_pads(point.epoch, division, again)
-        if run.plan.padding and run.plan.rank == 0 and self._resume.claim_warning(_PADS):
+        if run.plan.rank == 0 and run.plan.padding and self._resume.claim_warning(_PADS):
             tell_of_padding(point.epoch, run.plan, self.sample_order)
         return run
 

@@ -149,6 +149,8 @@ def check_division(sample_order: SampleOrder, division: OuterDivision) -> None:
         said = f"partition_algo={partition.get('name')!r}"
     elif order.get("batching_method") == "device_per_stream":
         said = "batching_method='device_per_stream'"
+    elif "batch_by" in order:
+        said = "batch_by="
     else:
         return
     raise ConfigError(

@@ -11,6 +11,7 @@ import numpy as np
 from stoker.catalog.location import DataIdentity, DatasetLocation
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
+from stoker.order.by_length import Lengths
 from stoker.order.partition import Partition
 from stoker.order.selection import Everything, Selection, Split
 from stoker.order.settings import StreamSource
@@ -24,14 +25,18 @@ if TYPE_CHECKING:
 
 
 def needed_columns(
-    columns: Sequence[str], subsets: Sequence[Subset], streams: Sequence[Stream], partition: Partition
+    columns: Sequence[str],
+    subsets: Sequence[Subset],
+    streams: Sequence[Stream],
+    partition: Partition,
+    batch_by: Lengths | None = None,
 ) -> tuple[str, ...]:
-    """All columns that are read of any sample: those asked for, and those that a subset or a partition looks at."""
+    """All columns that are read of any sample: those asked for, those that a subset or a partition looks at, and lengths."""
     subsets = [*subsets, *(subset for stream in streams for subset in stream.subsets)]
     others = [name for subset in subsets if isinstance(subset, Condition) for name in subset.columns]
     if partition.column is not None:
         others.append(partition.column)
-    return tuple(dict.fromkeys([*columns, *others]))
+    return tuple(dict.fromkeys([*columns, *others, *(() if batch_by is None else batch_by.needs)]))
 
 
 def make_sources(

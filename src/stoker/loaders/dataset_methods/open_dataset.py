@@ -14,7 +14,7 @@ from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.common.entries import column_names
 from stoker.loaders.dataset_methods.opened import OpenDataset
-from stoker.order.capabilities import repeats_samples, shards_at_once
+from stoker.order.capabilities import makes_batches, repeats_samples, shards_at_once
 from stoker.pipeline.build_order import OrderOptions, make_order, set_weights
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.ranks.data_rank import DataRankFinder, Replication
@@ -89,6 +89,11 @@ def open_dataset(
             predownload=predownload,
         ),
     )
+    if makes_batches(sample_order) and (settings.replaces or options.quarantine is not None):
+        raise ConfigError(
+            "on_bad_sample='replace' and quarantine= put samples of any length in the places of others, and batch_by= bounds "
+            "what batches cost: use on_bad_sample='skip', or subset=SkipIds(...)"
+        )
     ranks = DataRankFinder(world, replication, compare=options.compare_ranks)
     held_out: Quarantine | None = None
     if options.quarantine is not None:

@@ -106,9 +106,8 @@ def resume_point(point: EpochPosition, plan: Plan, samples: int) -> EpochPositio
     """The position to resume from after ``samples`` samples of this rank in a run of ``plan`` that began at ``point``."""
     if not samples:
         return point
-    full = min(samples // plan.batch_size, plan.full_batches)
-    inside = samples - full * plan.batch_size
-    if full == plan.full_batches and inside and samples >= plan.samples:
+    full, inside = divmod(samples, plan.batch_size)
+    if inside and full == plan.full_batches and samples >= plan.samples:
         full, inside = len(plan), 0  # all of the last, partial batch
     position = plan.position_after(full)
     if position >= plan.end and not inside:
@@ -145,14 +144,14 @@ def check_not_empty(sample_order: SampleOrder, point: EpochPosition, run: Run, d
 
     ConfigError if all of its samples are left out. If it has none at all, that is logged.
     """
-    if point.position or len(run.plan):
+    if point.position or run.plan:  # to count all of its batches may take time
         return
     if not sample_order.epoch_size:
         logger.warning(
             "epoch %d has no samples: there are none in the dataset, or subset=, filters= or the streams' weights leave none",
             point.epoch,
         )
-    elif not len(sample_order.run(point, replace(data_rank, rank=run.plan.longest)).plan):
+    elif not sample_order.run(point, replace(data_rank, rank=run.plan.longest)).plan:
         raise ConfigError(
             f"epoch {point.epoch} has no batch for any of {data_rank.world_size} ranks with batch_size "
             f"{data_rank.batch_size}: what does not fill a batch of every rank is left out (by remainder='drop' or "
