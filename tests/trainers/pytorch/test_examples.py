@@ -52,6 +52,13 @@ def test_transformers_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     assert len({count for _, count in steps}) == 1
 
 
+def test_conversations_go_on_with_fewer_ranks(tmp_path: Path) -> None:
+    assert "rank 1: 20 steps" in run("finetune_chats.py", 2, tmp_path, "--stop-after", 20)
+    left = re.search(r"rank 0: (\d+) steps", run("finetune_chats.py", 1, tmp_path, "--resume"))
+    assert left is not None
+    assert int(left[1]) > 20  # of the rest of the epoch, in steps of one rank
+
+
 def test_fsdp_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
     run("train_fsdp.py", 2, tmp_path, "--stop-after", 11)
     # 11 steps of 32 samples; what is left of 1000 makes 40.5 steps of 16.
