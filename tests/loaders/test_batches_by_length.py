@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -301,6 +301,22 @@ def test_a_resume_divides_the_window_that_it_is_in(position: int) -> None:
     assert divided == [1 << 14]
     assert run.plan.padding >= 0  # and the last one, which is up to twice as large
     assert len(divided) <= 3
+
+
+@pytest.mark.parametrize("shards", [40, 400])
+def test_a_cache_of_the_shards_that_are_read_at_once_fetches_each_once(shards: int) -> None:
+    order = order_of(lengths_of(100_000), shards=shards, window=4096)
+    run = order.run(EpochPosition(1), DataRank())
+    found = np.concatenate([run.order.locate(np.concatenate(some))[0] for some in run.plan.chunks(1 << 16)])
+    held, fetched = OrderedDict[int, None](), 0
+    for shard in found.tolist():
+        fetched += shard not in held
+        held[shard] = None
+        held.move_to_end(shard)
+        if len(held) > order.shards_at_once:
+            held.popitem(last=False)
+    assert order.shards_at_once < shards
+    assert fetched <= 1.1 * shards
 
 
 # -- padding -------------------------------------------------------------------------------------------------------------

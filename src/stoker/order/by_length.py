@@ -414,10 +414,9 @@ class ByLengthOrder:
 
     @property
     def shards_at_once(self) -> int:
-        """About how many shards are read at once: those of a window, if these are more than the shuffle's."""
+        """About how many shards are read at once: those that the shuffle reads, and those that it passes in a window."""
         shards = int(np.count_nonzero(self.table.sizes))
-        of_window = -(-self.window * shards // max(1, self.table.total))
-        return min(shards, max(self.base.shards_at_once, of_window))
+        return min(shards, self.base.shards_at_once + -(-self.window * shards // max(1, self.table.total)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_windows": {}}
