@@ -67,11 +67,13 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])
     model, optimizer = accelerator.prepare(model, optimizer)
-    for steps, batch in enumerate(islice(loader, options.stop_after), 1):
+    steps = 0
+    for batch in islice(loader, options.stop_after):
         loss = model(**batch.torch("input_ids", "labels", "position_ids")).loss
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
+        steps += 1
     if accelerator.is_main_process:
         weights = {"model": accelerator.unwrap_model(model).state_dict(), "optimizer": optimizer.state_dict()}
         torch.save({**weights, "loader": loader.state_dict()}, options.out / "checkpoint.pt")
