@@ -102,11 +102,11 @@ ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "verify(memory=0)": (lambda data: verify(data, memory=0), "memory must be at least 1, got 0"),
     "verify(format_options=)": (
         lambda data: verify(data, format_options={"filters": []}),
-        "has an index.json, and format_options= go with",
+        "has an index.json, and format_options= is only for",
     ),
     "inspect(format_options=)": (
         lambda data: inspect(data, format_options={"filters": []}),
-        "has an index.json, and format_options= go with",
+        "has an index.json, and format_options= is only for",
     ),
     "max_workers=0": (
         lambda data: MDSWriter({"id": "int"}, f"{data}-to", max_workers=0),

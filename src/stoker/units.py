@@ -19,11 +19,11 @@ _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)", re.ASCII)
 
 
-def parse_bytes(value: float | str) -> int:
+def parse_bytes(value: float | str, name: str = "") -> int:
     """Bytes of a size such as ``65536``, ``"100kb"``, ``"64MB"`` or ``"1.5gb"``.
 
     Units are powers of 1024 in any case: ``b``, ``kb``, ``mb``, ``gb``, ``tb``, ``pb``, ``eb``, and the same as ``kib``,
-    ``mib`` and so on. Fractions of a byte are dropped.
+    ``mib`` and so on. Fractions of a byte are dropped. ``name``: of the argument, for the error.
 
     Raises:
         ConfigError: negative, not finite, or not of this form; names the value.
@@ -36,13 +36,15 @@ def parse_bytes(value: float | str) -> int:
         _BYTES,
         "a size in bytes",
         "an integer or a number with b, kb, mb, gb, tb, pb or eb (or kib to eib), like '64MB'",
+        name,
     )
 
 
-def parse_count(value: float | str) -> int:
+def parse_count(value: float | str, name: str = "") -> int:
     """Number of things, such as ``1000``, ``"10k"`` or ``"1.5m"``.
 
     Units are powers of 1000 in any case: ``k``, ``m``, ``b`` (10⁹), ``t``. Fractions of one are dropped.
+    ``name``: of the argument, for the error.
 
     Raises:
         ConfigError: negative, not finite, or not of this form; names the value.
@@ -50,10 +52,10 @@ def parse_count(value: float | str) -> int:
     >>> parse_count("1.5k")
     1500
     """
-    return _parse(value, _COUNTS, "a count", "an integer or a number with k, m, b or t, like '10k'")
+    return _parse(value, _COUNTS, "a count", "an integer or a number with k, m, b or t, like '10k'", name)
 
 
-def _parse(value: object, units: Mapping[str, int], what: str, form: str) -> int:
+def _parse(value: object, units: Mapping[str, int], what: str, form: str, name: str) -> int:
     if isinstance(value, str):
         match = _NUMBER.fullmatch(value.strip().lower())
         if match and match[2] in units:
@@ -67,7 +69,7 @@ def _parse(value: object, units: Mapping[str, int], what: str, form: str) -> int
         number = int(value.__index__())
         if number >= 0:
             return number
-    raise ConfigError(f"{value!r} is not {what}: expected {form}, not negative.")
+    raise ConfigError(f"{name and name + '='}{value!r} is not {what}: expected {form}, not negative.")
 
 
 def as_decimal(value: Any) -> Any:

@@ -127,7 +127,9 @@ def test_options_go_to_the_format_that_is_detected(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "0.jpg")
     assert type(StreamingDataset(tmp_path, format_options={"decode": False})[0]["image"]) is bytes
     make_dataset(tmp_path / "indexed", samples=3)
-    with pytest.raises(ConfigError, match=r"has an index.json, and format_options= go with .*leave them out"):
+    with pytest.raises(
+        ConfigError, match=r"has an index.json, and format_options= is only for .*remove format_options="
+    ):
         StreamingDataset(tmp_path / "indexed", format_options={"decode": False})
 
 
@@ -153,7 +155,7 @@ def test_every_name_of_a_large_directory_counts(tmp_path: Path) -> None:
 
 def test_files_that_are_no_samples_are_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     detect(lay(tmp_path, "0.tar", "1.tar", "index.csv", "README.md"))
-    assert "read as tar: 1 of csv next to them" in caplog.text
+    assert "read as tar; 1 of csv next to them" in caplog.text
 
 
 def test_a_dataset_named_by_its_index_is_read(tmp_path: Path) -> None:

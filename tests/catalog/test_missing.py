@@ -144,7 +144,7 @@ def test_what_has_no_one_format_says_what_is_there(tmp_path: Path) -> None:
         StreamingDataset(remote=tmp_path / "both")
     (tmp_path / "strange" / "a.xyz").write_bytes(b"x")
     with pytest.raises(
-        ObjectNotFoundError, match=r"no name of its 1 file tells a format \(1 of .xyz\): say which with format="
+        ObjectNotFoundError, match=r"the names of its 1 file do not show a format \(1 of .xyz\): pass format="
     ):
         StreamingDataset(remote=tmp_path / "strange")
     np.save(tmp_path / "strange" / "a.npy", np.arange(3))

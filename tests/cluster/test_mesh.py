@@ -53,7 +53,7 @@ def test_groups_of_consecutive_ranks_are_one_reader(replication: int, groups: in
 
 @pytest.mark.parametrize("replication", [0, -1, 3, 16])
 def test_a_replication_that_does_not_divide_the_world_is_an_error(replication: int) -> None:
-    with pytest.raises(ConfigError, match=rf"8 ranks \(Slurm\) can not be grouped by {replication}"):
+    with pytest.raises(ConfigError, match=rf"8 ranks \(Slurm\) cannot be divided into groups of {replication}"):
         World(0, 8, 4, "Slurm").replicate(replication)
 
 

@@ -607,7 +607,7 @@ def test_the_command_converts_and_tells_scripts_what_it_did(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"to": "word"}, "to='word' can not be written; what can: arrow"),
+        ({"to": "word"}, "to='word': this format cannot be written; those that can are arrow"),
         ({"select": ["nothing"]}, "column 'nothing' is unknown; known: data, id"),
         ({"columns": {"nothing": "int"}}, "there is no column 'nothing'"),
         ({"columns": {"id": "integer"}}, "encoding 'integer' is unknown"),
@@ -641,7 +641,7 @@ def test_a_destination_that_is_not_empty_is_left_alone(source: Path, tmp_path: P
     with pytest.raises(ConfigError, match=r"is not empty: note\.txt is there"):
         run(source, tmp_path, resume=False)
     assert files_below(tmp_path) == ["note.txt"]
-    with pytest.raises(ConfigError, match="lies in the source"):
+    with pytest.raises(ConfigError, match="is inside the source"):
         run(source, source / "inside")
 
 
@@ -652,7 +652,7 @@ def test_a_source_of_nothing_or_of_anything_says_so(tmp_path: Path, kind: str) -
         "missing": (ObjectNotFoundError, "in does not exist: check what is in"),
         "empty": (ObjectNotFoundError, "there are no files"),
         "no samples": (ConfigError, "has no samples"),
-        "unknown": (ConfigError, "tells a format .1 of .xyz.: say which"),
+        "unknown": (ConfigError, "do not show a format .1 of .xyz.: pass format="),
         "mixed": (ConfigError, "1 of npy, 1 of parquet and 1 of .xyz, which no format reads"),
     }
     if kind != "missing":

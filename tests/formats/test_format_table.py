@@ -148,7 +148,10 @@ def test_what_needs_no_extra_reads_without_it(name: str, tmp_path: Path) -> None
 def test_arguments_that_do_not_go_together_are_reported(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"remote": "x", "format": "zarr"}, "'zarr' is unknown; .*known: arrow, .*jsonl"),
-        ({"remote": "x", "format": "mds", "format_options": {"a": 1}}, "format_options= go with a format="),
+        (
+            {"remote": "x", "format": "mds", "format_options": {"a": 1}},
+            "format_options= is only for files without an index",
+        ),
         ({"remote": ["x"], "format": "mds"}, "a list of files needs another format="),
         ({"remote": "x", "format": "synthetic"}, "have no remote="),
         ({"remote": str(tmp_path), "format": "npy", "format_options": {"filters": []}}, "setting 'filters' is unknown"),

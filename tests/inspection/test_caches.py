@@ -186,7 +186,7 @@ def test_what_was_kept_of_a_dataset_read_in_place_is_listed_and_goes(
     capsys.readouterr()
     assert main(["cache", "list"]) == 0
     assert re.fullmatch(
-        r".*B was worked out from 3 other datasets, of which there are no copies\n", capsys.readouterr().out
+        r".*B of indexes and other derived files belong to 3 datasets without cached shards\n", capsys.readouterr().out
     )
     shutil.rmtree(tmp_path / "goes")
     prune_caches(gone=True)

@@ -185,7 +185,7 @@ def test_a_single_file_is_named(kind: str, tmp_path: Path) -> None:
     for given in (str(file), pattern):
         assert repr(StreamingDataset(given)).endswith(f"at {given}>")
         named = re.escape(given)
-        with pytest.raises(ConfigError, match=f"there is no column 'y' in all of {named}: "):
+        with pytest.raises(ConfigError, match=f"{named} has no column 'y' in all shards: "):
             StreamingDataset(given, subset=Where("y", ">", 1))
         with pytest.raises(ConfigError, match=f"^{named}: column 'x' holds numbers"):
             StreamingDataset(given, subset=Where("x", ">", "a"))

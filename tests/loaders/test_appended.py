@@ -106,7 +106,7 @@ def test_the_epoch_goes_on_with_what_was_appended(
     grown = opened()
     with caplog.at_level(logging.WARNING):
         grown.load_state_dict(state, change_streams=True)
-    assert "epoch 0 goes on at position 42; data continue where they were; files were appended to data" in caplog.text
+    assert "epoch 0 continues at position 42; data continue where they were; files were appended to data" in caplog.text
     # What the state's run would have had next comes in the same order, between what was appended.
     again = opened()
     again.load_state_dict(saved(grown))
@@ -443,7 +443,7 @@ def test_a_chain_that_chooses_samples_stays_the_same_inside_an_epoch(tmp_path: P
     seen = [int(sample["x"]) for sample in islice(run, 7)]
     state = saved(run)
     write_mds(data, 60, 90)
-    with pytest.raises(StateError, match=r"chosen or made by filter\(odd"):
+    with pytest.raises(StateError, match=r"whose chain was filter\(odd"):
         opened(odd=False).load_state_dict(state, change_streams=True)
     grown = opened()
     grown.load_state_dict(state, change_streams=True)

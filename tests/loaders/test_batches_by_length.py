@@ -539,7 +539,7 @@ def test_bad_samples_leave_batches_shorter(folder: Path) -> None:
         ({"read": ReadOptions(quarantine=[SkipIds([1])])}, "subset=SkipIds"),
         ({"read": ReadOptions(quarantine=[SkipSteps(1, 2, epoch=0, global_batch=3)])}, "subset=SkipIds"),
         ({"partition_algo": "round_robin"}, "partition_algo='elastic'"),
-        ({"shuffle_algo": "py1e"}, "batch_by= does not go with"),
+        ({"shuffle_algo": "py1e"}, "batch_by= cannot be combined with"),
         ({"batch_by": Lengths("missing", max_tokens=MOST)}, "no column 'missing'"),
         ({"batch_by": Lengths("n", max_tokens=50)}, "longer than max_tokens=50"),
         ({"batch_by": Lengths("n", max_tokens=MOST, buckets=[10, 100])}, "the longest sample, 300"),
@@ -587,7 +587,7 @@ def test_what_takes_samples_one_by_one_is_refused(folder: Path) -> None:
         next(iter(opened(folder)))
     with pytest.raises(ConfigError, match="leave batch_size out"):
         next(opened(folder).batches(8))
-    with pytest.raises(ConfigError, match="batch_size=8 here"):
+    with pytest.raises(ConfigError, match="batch_size=8 of the StreamingDataLoader differs"):
         StreamingDataLoader(opened(folder), batch_size=8)
     with pytest.raises(ConfigError, match="collate_fn"):
         StreamingDataLoader(opened(folder), collate_fn=list)

@@ -394,7 +394,7 @@ def test_a_function_of_whole_batches(data: Path) -> None:
     first = opened(data).batch_map(lambda batch: {"id": batch["id"][:1]}, "first")
     assert [len(ids_of(batch)) for batch in first.batches()] == [1] * 9
     for read in (iter, lambda dataset: dataset[3]):
-        with pytest.raises(ConfigError, match=r"batch_map\(\) makes whole batches|samples by id come one for one"):
+        with pytest.raises(ConfigError, match=r"batch_map\(\) needs batches|samples by id come one for one"):
             next(iter(read(opened(data, transform=chain))))
     with pytest.raises(ConfigError, match=r"nothing for collate_fn to collate: .*batch_map\(function\)"):
         StreamingDataLoader(opened(data, transform=chain), collate_fn=list)
@@ -495,7 +495,7 @@ def test_a_state_names_the_steps(data: Path, caplog: pytest.LogCaptureFixture) -
     others = Chain(), kept.flat_map(copies), Chain().filter(odd_ones, dropped="replace"), Chain().filter(odd_ones, "o")
     for other in others:
         for given, taker in ((state, other), (state_of(other, 2), kept)):
-            with pytest.raises(StateError, match="some would come twice or not at all"):
+            with pytest.raises(StateError, match="some samples would come twice or not at all"):
                 opened(data, transform=taker).load_state_dict(given)
         opened(data, transform=other).load_state_dict(state_of(kept, 9))
         assert "resuming with another chain" in caplog.text
@@ -509,7 +509,7 @@ def test_a_state_names_the_steps(data: Path, caplog: pytest.LogCaptureFixture) -
         opened(data, transform=kept).load_state_dict({**state, "chain": 3})
     with StreamingDataLoader(opened(data, transform=kept)) as loader:
         next(iter(loader))
-        with pytest.raises(StateError, match="some would come twice"):
+        with pytest.raises(StateError, match="some samples would come twice"):
             StreamingDataLoader(opened(data)).load_state_dict(loader.state_dict())
 
 

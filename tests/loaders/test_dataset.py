@@ -321,7 +321,7 @@ def test_a_state_inside_a_batch_refuses_another_world(data: Path) -> None:
     dataset = StreamingDataset(local=data, batch_size=16)
     next(iter(dataset))
     state = dataset.state_dict()
-    with pytest.raises(StateError, match="taken inside a batch, 1 samples into it, with batch_size 16 on 1 ranks"):
+    with pytest.raises(StateError, match="taken inside a batch, after 1 of its samples, with batch_size 16 on 1 ranks"):
         StreamingDataset(local=data, batch_size=8, world=World(0, 2)).load_state_dict(state)
 
 
@@ -390,7 +390,7 @@ def test_padding_is_said(data: Path, caplog: pytest.LogCaptureFixture) -> None:
     seen = [[sample["id"] for sample in rank] for rank in ranks]
     assert {len(part) for part in seen} == {334}
     assert len({number for part in seen for number in part}) == ROWS
-    assert "epoch 0: 2 samples come twice, so that all 3 ranks take the same number of steps" in caplog.text
+    assert "epoch 0: 2 samples are repeated, so that all 3 ranks take the same number of steps" in caplog.text
 
 
 # -- mixed, unsafe, wrong ----------------------------------------------------------------------------------------------

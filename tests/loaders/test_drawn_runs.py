@@ -512,7 +512,7 @@ class Journey:
                 else:
                     self.read_steps(readers, batch_size)
             except ConfigError as error:
-                if self.state is None or not (self.epoch or self.position) or "no batch for any" in str(error):
+                if self.state is None or not (self.epoch or self.position) or "has no batches" in str(error):
                     return self.state is not None
                 raise AssertionError(f"refused in a later world: {error}") from error
             assert self.state is not None

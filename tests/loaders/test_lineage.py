@@ -266,8 +266,8 @@ def test_the_command_prints_the_samples_of_a_step(data: Path) -> None:
     [
         (("--step", 1000), "rank 0 has 7 steps"),
         (("--step", 1, "--rank", 4), "expected 0 to 0"),
-        (("--samples",), "--step N says which step: add it. Of a whole epoch, stoker simulate"),
-        (("--rank", 0), "--step N says which step: add it"),
+        (("--samples",), "add --step N, the step to print. For what nodes fetch in a whole epoch, use stoker simulate"),
+        (("--rank", 0), "add --step N, the step to print"),
         (("--step", 1, "--since-resume"), "--since-resume is for --resume"),
     ],
 )

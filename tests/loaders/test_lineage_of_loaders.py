@@ -184,7 +184,7 @@ def test_rows_of_arrays_are_told_and_leased_work_is_not(data: Path) -> None:
     config = StreamingConfig(1, 0, batch_size=6, shuffle_seed=2, checkpoint_interval=None)
     arrays = StreamingShardLoader({"number": np.arange(50)}, config)
     assert [numbers(batch) for batch in arrays] == [arrays.ids_of(step).tolist() for step in range(9)]
-    with pytest.raises(ConfigError, match="give the config batch_size="):
+    with pytest.raises(ConfigError, match="set batch_size= in the config"):
         StreamingShardLoader({"number": np.arange(50)}, replace(config, batch_size=None)).ids_of(0)
     leased = replace(config, partition=Adaptive(), coordinator="memory://lineage")
     with pytest.raises(ConfigError, match="settled on the way"):

@@ -176,7 +176,7 @@ def test_batches_are_mixed_as_the_method_says(data: Path, method: str) -> None:
 def test_streams_without_a_common_weight_are_refused(data: Path) -> None:
     with pytest.raises(ConfigError, match="give every stream a proportion, or none"):
         StreamingDataset(streams=streams_of(data, {"web": {"proportion": 1}, "books": {}}))
-    with pytest.raises(ConfigError, match="epoch_size goes with proportions"):
+    with pytest.raises(ConfigError, match="epoch_size= needs proportion="):
         StreamingDataset(streams=streams_of(data, {"web": {"repeat": 2}, "books": {}}), epoch_size=100)
     with pytest.raises(ConfigError, match="one of proportion, repeat and choose, not repeat and choose"):
         Stream(local=data / "web", repeat=1, choose=4)
@@ -340,7 +340,7 @@ def test_a_padded_part_says_how_many_samples_come_twice(data: Path, caplog: pyte
     ranks = world_of(make, 2)
     assert len(ranks[0]) == len(ranks[1])
     assert set(flat(ranks[0])) == set(range(10))
-    assert f"{len(flat(ranks[0])) + len(flat(ranks[1])) - 300} samples come twice" in caplog.text
+    assert f"{len(flat(ranks[0])) + len(flat(ranks[1])) - 300} samples are repeated" in caplog.text
 
 
 def test_an_epoch_of_parts_is_finished_in_another_world(data: Path) -> None:
@@ -475,7 +475,7 @@ def test_a_state_says_exactly_what_differs(data: Path, change: str) -> None:
     options = {"weights": two, **options}
     with pytest.raises(StateError, match=message) as caught:
         mixture(data, **options).load_state_dict(state)
-    assert str(caught.value).startswith("this state belongs to another order: ")
+    assert str(caught.value).startswith("this state does not match the data or order of this run: ")
     assert ("change_streams=True" in str(caught.value)) == (
         change in ("added", "removed", "renamed", "reweighted", "subset", "block size")
     )
@@ -510,13 +510,13 @@ def test_a_run_continues_with_other_streams_where_each_was(
     seen.append(flat([flat(read(dataset, 3 if inside else None)) for dataset in stopped]))
     web = [number for epoch in seen for number in epoch if stream_of(number) == "web"]
     state = json.loads(json.dumps(stopped[0].state_dict()))
-    with pytest.raises(StateError, match=r"call load_state_dict\(state, change_streams=True\) to continue"):
+    with pytest.raises(StateError, match=r"call load_state_dict\(state, change_streams=True\) to change streams"):
         world(after)[0].load_state_dict(state)
     resumed = world(after)
     with caplog.at_level(logging.WARNING):
         for dataset in resumed:
             dataset.load_state_dict(state, change_streams=True)
-    goes = "epoch 2 goes on at position 60" if inside else "epoch 3 begins"
+    goes = "epoch 2 continues at position 60" if inside else "epoch 3 begins"
     assert f"{goes}; web continue where they were, notes begins" in caplog.text
     assert len(resumed[0]) > 0
     assert resumed[0].next_epoch == (2 if inside else 3)

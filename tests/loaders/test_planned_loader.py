@@ -218,8 +218,8 @@ def test_a_forgotten_loader_ends_its_thread() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"batch_size": 4}, "global_batch_size=20 and batch_size contradict"),
-        ({"remainder": "join"}, "remainder='join' contradict"),
+        ({"batch_size": 4}, "global_batch_size=20 cannot be combined with batch_size"),
+        ({"remainder": "join"}, "cannot be combined with remainder='join'"),
         ({"partition": Contiguous()}, "a partition other than Elastic"),
         ({"weights": (1, 2, 3)}, "an integer from 1 for each of the 2 ranks"),
         ({"weights": (1, 0)}, "an integer from 1 for each"),
@@ -232,7 +232,7 @@ def test_configs_that_contradict_themselves(more: dict[str, Any], message: str) 
 
 
 def test_weights_need_a_global_batch() -> None:
-    with pytest.raises(ConfigError, match="give global_batch_size="):
+    with pytest.raises(ConfigError, match="weights= needs global_batch_size="):
         StreamingConfig(2, 0, weights=(1, 2))
 
 

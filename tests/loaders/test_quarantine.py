@@ -393,7 +393,7 @@ def test_half_a_line_and_no_file_are_errors(data: Path, file: Path) -> None:
 )
 def test_ranges_are_of_global_batches(data: Path, file: Path, settings: dict[str, Any]) -> None:
     add(file, {"epoch": 0, "positions": [0, 8]})
-    with pytest.raises(ConfigError, match="name the samples by their ids"):
+    with pytest.raises(ConfigError, match="exclude the samples by their ids"):
         read(opened(data, quarantine=file, **settings))
 
 

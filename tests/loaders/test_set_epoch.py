@@ -131,5 +131,5 @@ def test_an_iteration_that_another_epoch_ends_says_who_may_have_named_it(make: C
     batches = iter(dataset.batches(4))
     next(batches)
     dataset.set_epoch(3)
-    with pytest.raises(errors.StateError, match=r"set_epoch, which trainers call.*make another dataset object"):
+    with pytest.raises(errors.StateError, match=r"set_epoch\(\) was called.*use another dataset object"):
         next(batches)

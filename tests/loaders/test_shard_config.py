@@ -38,8 +38,8 @@ ENGINE = "memory://config"
         ({"fault_tolerant": True}, "fault_tolerant is for work that is leased"),
         ({"replication_factor": 2, "world_size": 2}, "replication_factor is for work that is leased"),
         ({"commit": "explicit"}, "commit='explicit' is for work that is leased"),
-        ({"partition": Adaptive()}, "give coordinator="),
-        ({"dynamic_balancing": True}, "give coordinator="),
+        ({"partition": Adaptive()}, "needs coordinator="),
+        ({"dynamic_balancing": True}, "needs coordinator="),
         (
             {"partition": Adaptive(), "coordinator": ENGINE, "remainder": "pad"},
             "remainder='pad' is for workers in lockstep",

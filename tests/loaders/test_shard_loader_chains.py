@@ -140,7 +140,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_samples_are_those_of_the_dataset(data: Path, name: str, way: str) -> None:
     if name == "batch_map" and way in ("lockstep", "leased"):
-        with pytest.raises(ConfigError, match=r"batch_map\(\) makes whole batches, .* give the config batch_size="):
+        with pytest.raises(ConfigError, match=r"batch_map\(\) needs batches, .* set batch_size="):
             workers(data, name, 2, WAYS[way] if way == "lockstep" else leased())
         return
     dataset = opened(data, name, batch_size=7)
@@ -241,7 +241,7 @@ def test_what_has_no_meaning_is_refused(data: Path) -> None:
     with pytest.raises(ConfigError, match=r"flat_map\(\) leaves 2 ranks"):
         _ = workers(data, "flat_map", 2, {"remainder": "pad"}, on_bad_sample="raise")
     loader = workers(data, "enumerated", 1, leased(partition=Adaptive(RoundRobin())))
-    with pytest.raises(ConfigError, match=r"enumerate\(\) gives positions that are the same on any cluster"):
+    with pytest.raises(ConfigError, match=r"enumerate\(\) needs positions that are the same on any cluster"):
         loader[0].next()
     with pytest.raises(ConfigError, match=r"random_map\(\): transform= of arrays makes one sample of one"):
         StreamingShardLoader({"id": np.arange(9)}, transform=Chain().random_map(noise))

@@ -85,8 +85,8 @@ def test_batches_become_what_collate_fn_makes_of_them(folder: Path) -> None:
     [
         ({"columnar": True}, "columnar= and drop_last= have no meaning"),
         ({"drop_last": True}, "columnar= and drop_last= have no meaning"),
-        ({"batch_size": 3}, "batch_size=3 here and 2 in the dataset"),
-        ({"shuffle": True}, "shuffle= has no meaning"),
+        ({"batch_size": 3}, "batch_size=3 of the StreamingDataLoader differs from batch_size=2"),
+        ({"shuffle": True}, "takes no shuffle="),
     ],
 )
 def test_what_has_no_meaning_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:

@@ -49,7 +49,7 @@ def test_what_torch_refuses_stays_a_list() -> None:
 
 
 UNLIKE: list[tuple[list[Any], str]] = [
-    ([1, None, 2], r"column 'c': a batch of int, None \(null\) makes"),
+    ([1, None, 2], r"column 'c': a batch of int, None \(null\) cannot be"),
     ([0.5, None], "float, None"),
     ([True, None], "bool, None"),
     ([np.ones(2), np.ones(3)], r"float64 arrays of shape \(2,\), float64 arrays of shape \(3,\)"),

@@ -83,7 +83,7 @@ def wait_until_gone(pids: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [(killed, "was killed by SIGKILL"), (exits, "has ended with exit code 3")],
+    [(killed, "was killed by SIGKILL"), (exits, "ended with exit code 3")],
     ids=["killed", "exit"],
 )
 def test_a_process_that_ends_is_an_error_that_says_how_and_what_it_was_to_read(

@@ -106,5 +106,5 @@ def test_a_workers_state_is_refused_in_another_world(tmp_path: Path) -> None:
     assert len(list(islice(iter(first), 3))) == 3
     second = loader(World(0, 2))
     second.load_state_dict(first.state_dict())
-    with pytest.raises(StateError, match="on 1 ranks with batch_size 4; here they are 2 and 4"):
+    with pytest.raises(StateError, match="on 1 ranks with batch_size 4; this run has 2 and batch_size 4"):
         list(second)

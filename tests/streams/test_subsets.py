@@ -403,7 +403,7 @@ def test_ids_given_are_the_callers_own() -> None:
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ([3, 1, 3], "id 3 comes twice"),
+        ([3, 1, 3], "id 3 is listed twice"),
         ([1, -1], "id -1 is negative"),
         ([1.5], r"ids\[0\] must be an integer, got 1.5"),
         ([[1, 2]], r"ids\[0\] must be an integer, got \[1, 2\]"),
@@ -419,7 +419,7 @@ def test_ids_that_are_none_are_refused(ids: Any, message: str) -> None:
     [
         ("a.txt", b"1\nx2\n", r"a\.txt, line 2: expected an id, found 'x2'"),
         ("a.txt", b"1\n99999999999999999999\n", r"line 2: expected an id"),
-        ("a.txt", b"7\n7\n", r"a\.txt: id 7 comes twice"),
+        ("a.txt", b"7\n7\n", r"a\.txt: id 7 is listed twice"),
         ("a.txt", b"\xff\xfe", "can not be read as a list of ids"),
         ("a.npy", b"no array", "can not be read as a list of ids"),
         ("missing.npy", None, "can not be read as a list of ids"),

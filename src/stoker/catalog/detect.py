@@ -287,9 +287,9 @@ def _chosen(names: Iterable[str], where: str) -> str:
         named = sorted(owners[end] for end in unknown if end in owners)
         owned = f"; files of format={named[0]!r} have such names" if named else ""
         raise ConfigError(
-            f"{where}: no name of its {counted(count, 'file')} tells a format "
-            f"({_told(unknown) or 'all are hidden or describe data'}): say "
-            f"which with format=, such as format='files' for files as they are{owned}{tokens if '.bin' in unknown else ''}"
+            f"{where}: the names of its {counted(count, 'file')} do not show a format "
+            f"({_told(unknown) or 'all are hidden or describe data'}): pass format=, "
+            f"such as format='files' to read each file as bytes{owned}{tokens if '.bin' in unknown else ''}"
         )
     chosen = next(iter(found)) if len(found) == 1 else IMAGES if found.keys() == {"jpeg", "png"} else ""
     if strange:
@@ -309,7 +309,7 @@ def _chosen(names: Iterable[str], where: str) -> str:
         )
     if beside:
         logger.warning(
-            "%s is read as %s: %s next to them are taken to describe them, and not read as samples; format= overrides this",
+            "%s is read as %s; %s next to them are not read, as they seem to describe the data. format= overrides this",
             where,
             chosen,
             _told(beside),

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _MADE: Final = "synthetic"
 _INDEXED: Final = "mds"
 _CHUNKS: Final = "litdata"
-_NO_OPTIONS: Final = "format_options= go with a format= of files that are read as they are"
+_NO_OPTIONS: Final = "format_options= is only for files without an index, with their format="
 
 
 def index_or_headers(store: Store, side: Callable[[], SideIndex] | None = None) -> LoadedIndex:
@@ -66,7 +66,7 @@ def index_or_headers(store: Store, side: Callable[[], SideIndex] | None = None) 
 def refuse_options(where: str, options: Mapping[str, Any] | None) -> None:
     """See that a dataset with an index is given no options of files without one."""
     if options:
-        raise ConfigError(f"{where} has an {INDEX_NAME}, and {_NO_OPTIONS}: leave them out")
+        raise ConfigError(f"{where} has an {INDEX_NAME}, and {_NO_OPTIONS}: remove format_options=")
 
 
 def check_format(
@@ -82,7 +82,7 @@ def check_format(
 
         if name not in TABLE_FORMATS:
             known = (*format_names(), *TABLE_FORMATS, *aliases())
-            raise ConfigError(f"{where}{unknown_name('format', format, known)}, or none for an index.json")
+            raise ConfigError(f"{where}{unknown_name('format', format, known)}; leave it out for an index.json")
     if options and name == _INDEXED:
         raise ConfigError(f"{where}{_NO_OPTIONS}")
     if name == _CHUNKS:
@@ -192,7 +192,7 @@ def _open(
             location = indexed(remote, local, split, load=load)
             if options:
                 chunks = any(shard.format == _CHUNKS for shard in location.index.distinct_shards)
-                remedy = f"give format={_CHUNKS!r}, too" if chunks else "leave them out"
+                remedy = f"pass format={_CHUNKS!r}, too" if chunks else "remove format_options="
                 raise ConfigError(f"{location.url} has an {INDEX_NAME}, and {_NO_OPTIONS}: {remedy}")
             return _check_litdata(location, None, alone=False)
         except ObjectNotFoundError as error:

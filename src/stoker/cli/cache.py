@@ -115,5 +115,5 @@ def _print(caches: list[CacheFacts], named: set[str]) -> None:
     if rest := [cache for cache in caches if cache not in shown]:
         kept = bytes_text(sum(cache.kept_bytes for cache in rest))
         sys.stdout.write(
-            f"{kept} was worked out from {counted(len(rest), 'other dataset')}, of which there are no copies\n"
+            f"{kept} of indexes and other derived files belong to {counted(len(rest), 'dataset')} without cached shards\n"
         )

@@ -248,7 +248,7 @@ def run(chosen: argparse.Namespace) -> None:
     StokerError if there is no such dataset, step or rank, or the arguments do not go together.
     """
     if chosen.step is None:
-        raise ConfigError("--step N says which step: add it. Of a whole epoch, stoker simulate tells what nodes fetch")
+        raise ConfigError("add --step N, the step to print. For what nodes fetch in a whole epoch, use stoker simulate")
     if chosen.since_resume and chosen.resume is None:
         raise ConfigError("--since-resume is for --resume: leave it out")
     opened = open_run(RunArgs(**arguments_of(RunArgs, chosen)))

@@ -117,8 +117,8 @@ class World:
         """
         if replication < 1 or self.world_size % replication:
             raise ConfigError(
-                f"replication must divide the world: {self.world_size} ranks ({self.source}) can not be grouped by "
-                f"{replication}"
+                f"replication must divide the world size: {self.world_size} ranks ({self.source}) cannot be divided "
+                f"into groups of {replication}"
             )
         node = ranks_of_node(self)
         local = (node.stop - 1) // replication - node.start // replication + 1

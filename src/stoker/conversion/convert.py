@@ -120,7 +120,7 @@ def target_of(source: Url | Sequence[Url], destination: Url) -> str:
         folder = is_local(one)
         root = os.path.abspath(folder) if folder is not None else os.fspath(one).rstrip("/")
         if target == root or target.startswith(f"{root}/"):
-            raise ConfigError(f"the destination {target} lies in the source: convert to another place")
+            raise ConfigError(f"the destination {target} is inside the source: convert to another place")
     return target
 
 

@@ -68,7 +68,7 @@ def target_writer(name: str) -> WriterClass:
     writer = find_writer(name) if name in format_names() else None
     if writer is None or writer.required:
         known = ", ".join(one for one in writable_formats() if not writer_of(one).required)
-        raise ConfigError(f"to={name!r} can not be written; what can: {known}")
+        raise ConfigError(f"to={name!r}: this format cannot be written; those that can are {known}")
     return writer
 
 

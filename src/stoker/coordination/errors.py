@@ -22,9 +22,9 @@ def no_answer(url: str, begun: float, reason: object, remedy: str) -> EngineErro
 def engine_timeout_error(url: str, begun: float, patience: float, last: EngineError | None) -> EngineError:
     """The error for an engine that was asked again and again since ``begun``, for as long as the caller allowed."""
     waited = time.monotonic() - begun
-    said = "" if last is None else f"; the last time: {last}"
+    said = "" if last is None else f"; last error: {last}"
     error = EngineError(
-        f"the engine {url} has not answered for {waited:.1f} s, and {patience:g} s were allowed{said}", url=url
+        f"the engine {url} has not answered for {waited:.1f} s, more than patience={patience:g} allows{said}", url=url
     )
     error.__cause__ = last
     return error

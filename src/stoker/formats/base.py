@@ -209,7 +209,7 @@ class ReadOptions:
     decoded_bytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        decoded = decoded_memory() if self.decoded_limit is None else parse_bytes(self.decoded_limit)
+        decoded = decoded_memory() if self.decoded_limit is None else parse_bytes(self.decoded_limit, "decoded_limit")
         object.__setattr__(self, "decoded_bytes", decoded)
         if self.quarantine is not None:
             from stoker.order.subsets import QuarantineSource as Source
@@ -237,7 +237,7 @@ class ReadOptions:
     @property
     def tuned_bytes(self) -> int:
         """``tune_memory`` as a number; 0: it is not given."""
-        return 0 if self.tune_memory is None else parse_bytes(self.tune_memory)
+        return 0 if self.tune_memory is None else parse_bytes(self.tune_memory, "tune_memory")
 
 
 IN_READ_OPTIONS: Final[Mapping[str, str]] = {

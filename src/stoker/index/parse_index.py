@@ -100,10 +100,10 @@ def _parse_json(data: bytes, where: str) -> dict[str, Any]:
     try:
         obj = json.loads(data)
     except json.JSONDecodeError as error:
-        text = f"{where}: not an index, for it is not JSON: {error.msg}"
+        text = f"{where}: not an index, as it is not valid JSON; copy it again, or run `stoker index`: {error.msg}"
         raise IndexSyntaxError(text, error.doc, error.pos) from None
     except (ValueError, RecursionError) as error:
-        raise IndexFileError(f"{where}: not an index, for it is not JSON: {error}") from None
+        raise IndexFileError(f"{where}: not an index, as it is not valid JSON: {error}") from None
     if not isinstance(obj, dict):
         raise IndexFileError(f"{where}: not an index: a JSON {type(obj).__name__}, not an object")
     return obj

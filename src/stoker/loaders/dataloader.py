@@ -94,17 +94,15 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             options["worker_init_fn"] = UserFunction(worker_init_fn, "worker_init_fn")
         at_least(1, batch_size=batch_size)
         if batch_size is None and dataset.batch_size is None:
-            logger.warning(
-                "a StreamingDataLoader without batch_size=, here or in the dataset: each batch is of one sample"
-            )
+            logger.warning("neither the StreamingDataLoader nor its dataset has batch_size=: each batch has one sample")
         if batch_size is None:
             batch_size = dataset.batch_size if dataset.batch_size is not None else 1
         if dataset.batch_size is None:
             dataset.batch_size = batch_size
         if dataset.batch_size != batch_size:
             raise ConfigError(
-                f"batch_size={batch_size} here and {dataset.batch_size} in the dataset: the order of batches rests on both "
-                "being the same"
+                f"batch_size={batch_size} of the StreamingDataLoader differs from batch_size={dataset.batch_size} of its "
+                "dataset: pass it to the dataset only"
             )
         BatchSize.fix(dataset, "the StreamingDataLoader over it")
         self._stream = dataset

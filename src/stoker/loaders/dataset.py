@@ -224,7 +224,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             storage_options=storage_options,
             columns=None if columns is None else needed_columns(columns, subsets, streams, partition, batch_by),
             in_memory=read.cache == "memory",
-            cache_limit=None if cache_limit is None else parse_bytes(cache_limit),
+            cache_limit=None if cache_limit is None else parse_bytes(cache_limit, "cache_limit"),
             split=split,
         )
         order = OrderOptions(
@@ -373,9 +373,9 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         """
         if made := self.overrides(*(methods or SAMPLE_METHODS)):
             raise ConfigError(
-                f"{reader} would read past {type(self).__name__}.{made[0]}(), which makes the samples: iterate over the "
-                "dataset or a DataLoader of it, or let a function of a sample do it, StreamingDataset(transform=...), which "
-                "is applied everywhere"
+                f"{reader} would not call {type(self).__name__}.{made[0]}(), which makes the samples: iterate over the "
+                "dataset or a DataLoader of it, or move that code to a function, StreamingDataset(transform=...), which is "
+                "applied everywhere"
             )
         self._opened.check_agreement(reader)
 

@@ -74,7 +74,7 @@ class EpochByFiles:
     def _files(self) -> RankFiles:
         if self._rank_files is None:
             raise ConfigError(
-                "ranks share out the rows of a mixture, and not its files: count in batches, or read one source alone"
+                "ranks divide the rows of a mixture, not its files: count batches instead, or read one source alone"
             )
         return self._rank_files
 

@@ -57,11 +57,11 @@ def check_options(options: LoaderOptions) -> None:
     ):
         if given:
             raise ConfigError(
-                f"{name}= has no meaning here: the order is the dataset's, see StreamingDataset(shuffle=)"
+                f"StreamingDataLoader takes no {name}=: the dataset decides the order, see StreamingDataset(shuffle=)"
             )
     if not options.get("in_order", True):
         raise ConfigError(
-            "in_order=False would make states wrong, which count batches in the dataset's order: leave it out"
+            "in_order=False would make states wrong, as they count batches in the dataset's order: leave it out"
         )
     workers = options.get("num_workers", 0)
     at_least(0, num_workers=workers)

@@ -177,7 +177,7 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         self._open_options: dict[str, Any] = {
             "column": column,
             "storage_options": storage_options,
-            "cache_limit": None if cache_limit is None else parse_bytes(cache_limit),
+            "cache_limit": None if cache_limit is None else parse_bytes(cache_limit, "cache_limit"),
             "in_memory": held,
             "fetch_threads": read.download_threads,
             "counts": self._counts,
@@ -190,12 +190,12 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
             **({"read=ReadOptions(cache=)": read.cache} if held else {"local=": local}),
         }
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
-        self._settings = chosen, min(max(1, parse_count(shuffle_tokens)), 1 << 62), remainder
+        self._settings = chosen, min(max(1, parse_count(shuffle_tokens, "shuffle_tokens")), 1 << 62), remainder
         order: TokenSampleOrder | TokenMixture
         if isinstance(source, Mapping):
             by_row = granularity in (None, "row")
-            must_be("left out, as ranks share out the rows of a mixture", by_row, granularity=granularity)
-            tokens = None if epoch_tokens is None else parse_count(epoch_tokens)
+            must_be("left out for a mixture, whose rows are divided among ranks", by_row, granularity=granularity)
+            tokens = None if epoch_tokens is None else parse_count(epoch_tokens, "epoch_tokens")
             fits = num_canonical_nodes is None or 1 <= num_canonical_nodes <= _MOST_PARTS
             must_be(f"from 1 to {_MOST_PARTS}", fits, num_canonical_nodes=num_canonical_nodes)
             self._parts = num_canonical_nodes or _PARTS
@@ -207,7 +207,7 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
             mixing = {"weights": weights, "repeat": repeat, "epoch_tokens": epoch_tokens}
             for name, value in {**mixing, "num_canonical_nodes": num_canonical_nodes}.items():
                 if value is not None:
-                    raise ConfigError(f"{name}= is of a mixture: give the sources as a dict, {{name: files, ...}}")
+                    raise ConfigError(f"{name}= needs a mixture: pass the sources as a dict, {{name: files, ...}}")
             self._builder = BlockBuilder([self._open(source)], self._rows)
             order = self._builder.sample_order(granularity, *self._settings)
             self._rank_files = RankFiles(order)

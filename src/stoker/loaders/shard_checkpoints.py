@@ -199,7 +199,7 @@ class ShardCheckpoints:
 
     def _checkpoints(self) -> CheckpointFolder:
         if self._folder is None:
-            raise ConfigError("there is no folder for checkpoints: give the config checkpoint_url=")
+            raise ConfigError("there is no folder for checkpoints: set checkpoint_url= in the config")
         return self._folder
 
     def _save_soon(self) -> None:

@@ -117,13 +117,13 @@ def check_ranks_in_step(source: SampleSource, ranges: RangeSource, config: Strea
         return
     if source.takes_batch:
         raise ConfigError(
-            f"{source.takes_batch} makes whole batches, and these are single samples: give the config batch_size= or "
-            "global_batch_size="
+            f"{source.takes_batch} needs batches, and this loader delivers single samples: set batch_size= or "
+            "global_batch_size= in the config"
         )
     instead = source.instead_of_leaving_out
     if source.leaves_out and config.world_size > 1 and ranges.remainder != "uneven":
         raise ConfigError(
-            f"{source.leaves_out} leaves {config.world_size} ranks with different numbers of samples, and "
-            f"remainder={ranges.remainder!r} has them take equally many: give the config batch_size= (batches are shorter), "
-            f"{instead and 'use '}{instead}or remainder='uneven'"
+            f"{source.leaves_out} leaves {config.world_size} ranks with different numbers of samples, but with "
+            f"remainder={ranges.remainder!r} all ranks must take the same number: set batch_size= in the config (then "
+            f"batches become shorter), {instead and 'use '}{instead}or remainder='uneven'"
         )

@@ -74,7 +74,7 @@ class SourcesByName(EpochByFiles):
         """
         state = self._state_now()
         must_know("source", [name], self._sources)
-        must_be("one of several sources, as a mixture needs one", len(self._sources) > 1, name=name)
+        must_be("one of several sources: a mixture cannot be empty", len(self._sources) > 1, name=name)
         now = self._weights
         if weights is None and isinstance(now.shares, Mapping):
             weights = {other: share for other, share in now.shares.items() if other != name}
@@ -128,15 +128,14 @@ class SourcesByName(EpochByFiles):
             ahead = True
         if ahead:
             raise ConfigError(
-                "workers of a DataLoader, or the trainer around this loader, read ahead of training, so a change would not "
-                "reach what they have read: iterate over this loader itself, with ReadOptions(read_threads=) for speed, or "
-                "give weights= a Schedule"
+                "workers of a DataLoader, or the trainer around this loader, have already read batches with the old weights: "
+                "iterate over this loader itself, with ReadOptions(read_threads=) for speed, or pass a Schedule as weights="
             )
         return self._resume.state(self._resume.here(), self._data_rank())
 
     def _check_mixture(self) -> None:
         if not self._sources:
-            raise ConfigError("only a mixture can change: give the sources as a dict, {name: files, ...}")
+            raise ConfigError("only a mixture can be changed: pass the sources as a dict, {name: files, ...}")
 
     def _change(self, state: Mapping[str, Any], sources: Mapping[str, TokenSource], weights: SourceWeights) -> None:
         """Go on where a state was taken, with these sources and weights."""

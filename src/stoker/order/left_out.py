@@ -63,8 +63,8 @@ class OrderWithout:
     def __init__(self, run: Run, table: ShardTable, left_out: Exclusion) -> None:
         if len(left_out.begins) and type(run.plan) not in (BatchPlan, DevicePlan):
             raise ConfigError(
-                "ranges of steps or positions are left out of global batches in an order of stoker's own, with "
-                "partition_algo='elastic': name the samples by their ids"
+                "steps or positions can only be excluded from an order of stoker's own with partition_algo='elastic': "
+                "exclude the samples by their ids"
             )
         if type(run.plan) in (BatchPlan, DevicePlan) and len(left_out.begins) and left_out.begins[-1] >= run.plan.end:
             raise ConfigError(

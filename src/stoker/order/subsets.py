@@ -337,7 +337,7 @@ def _checked(array: NDArray[Any], where: str) -> Ids:
         ids = np.sort(ids)
         again = np.flatnonzero(np.diff(ids) == 0)
         if again.size:
-            raise ConfigError(f"{where}: id {int(ids[again[0]])} comes twice")
+            raise ConfigError(f"{where}: id {int(ids[again[0]])} is listed twice")
     if ids.size and int(ids[0]) < 0:
         raise ConfigError(f"{where}: id {int(ids[0])} is negative")
     if ids is array and isinstance(array, np.memmap):

@@ -113,7 +113,7 @@ def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
     ):
         if given:
             raise ConfigError(
-                f"{name} does not go with {chosen}, which chooses an order of mosaicml-streaming, that has no such thing: "
+                f"{name} cannot be combined with {chosen}, as orders of mosaicml-streaming do not support it: "
                 'use shuffle_algo="block"' + (" without partition_algo=" if name != "partition_algo=" else "")
             )
     weights = [stream.weight for stream in streams.streams]

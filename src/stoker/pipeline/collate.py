@@ -241,9 +241,9 @@ def _is_numeric(value: Any) -> bool:
 def _unlike(values: list[Any], column: str) -> ConfigError:
     shown = list(dict.fromkeys(map(_described, values)))
     return ConfigError(
-        f"column {column}: a batch of {', '.join(shown[:4])}{', ...' if len(shown) > 4 else ''} makes no tensor. "
-        "StreamingDataLoader(columnar=True) hands such columns out as lists, collate_fn= can pad values, and the dataset's "
-        "transform= can fill or leave them out"
+        f"column {column}: a batch of {', '.join(shown[:4])}{', ...' if len(shown) > 4 else ''} cannot be made a tensor. "
+        "StreamingDataLoader(columnar=True) returns such columns as lists, collate_fn= can pad values, and the dataset's "
+        "transform= can fill or drop them"
     )
 
 

@@ -61,14 +61,14 @@ def check_sample_steps(
     """
     if any(step.takes_batch for step in settings.steps):
         raise ConfigError(
-            "batch_map() makes whole batches, and these are single samples: iterate over batches() or a StreamingDataLoader"
+            "batch_map() needs batches, and these are single samples: iterate over batches() or a StreamingDataLoader"
         )
     if override is not None:
         check_override(settings)
     if settings.leaves_out and not (keeps_places or alone):
         raise ConfigError(
-            f"{settings.leaves_out} leaves ranks and workers with different numbers of samples, of which others make batches "
-            f"here: use {settings.instead_of_leaving_out}a StreamingDataLoader that nothing wraps, or batches()"
+            f"{settings.leaves_out} leaves ranks and workers with different numbers of samples, while batches are made "
+            f"outside of stoker: use {settings.instead_of_leaving_out}a StreamingDataLoader without a wrapper, or batches()"
         )
 
 
@@ -106,7 +106,7 @@ def check_positions(steps: Sequence[Step], run: Run | OuterRun) -> None:
     plan = run.plan if isinstance(run, Run) else run.plan.whole
     if type(plan) not in (BatchPlan, DevicePlan):
         raise ConfigError(
-            "enumerate() gives positions that are the same on any cluster, and this order has none: use it without "
+            "enumerate() needs positions that are the same on any cluster, which this order does not have: use it without "
             "partition_algo=, with batching_method='random' or 'per_stream', and a shuffle_algo of stoker's own"
         )
 
@@ -202,11 +202,11 @@ def tell_of_padding(epoch: int, plan: Plan, sample_order: SampleOrder) -> None:
     """Log that the order repeats samples."""
     native = "like" not in sample_order.as_dict()["order"]  # mosaicml orders always repeat some
     logger.warning(
-        "epoch %d: %d samples come twice, so that all %d ranks take the same number of steps, as in all epochs like this%s",
+        "epoch %d: %d samples are repeated, so that all %d ranks take the same number of steps, as in all epochs like this%s",
         epoch,
         plan.padding,
         plan.world_size,
-        ' (remainder="uneven" or "drop" repeats none)'
+        ' (remainder="uneven" or "drop" avoids this)'
         if native
         else ", and all canonical nodes, as in mosaicml-streaming (fewer num_canonical_nodes= repeat fewer)",
     )

@@ -138,8 +138,8 @@ def returned_error(made: object, origin: SampleLocation) -> TransformError:
     """The error of a transform that returned something else than a dict where a batch of columns is made."""
     what = "None" if made is None else with_article(type(made).__name__)
     return transform_error(
-        f"returned {what}: return the sample, a dict of its columns, of which a batch is made; "
-        "or iterate over samples, which may be anything",
+        f"returned {what}: to make batches, return a dict of columns for each sample; to use other values, iterate over "
+        "samples instead of batches",
         origin,
     )
 

@@ -123,7 +123,7 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
         below = f"/{page['path']}" if page["path"] else ""
         named = f"hf://datasets/{page['owner'] or '<owner>'}/{page['name']}{revision}{below}"
         owner = "" if page["owner"] else ", with the owner's name that the page shows"
-        raise ConfigError(f"{shown!r} is a page of the Hub: write {named!r}{owner}.")
+        raise ConfigError(f"{shown!r} is a web page of the Hugging Face Hub: write {named!r}{owner}.")
     if not host:
         raise ConfigError(f"{shown!r} has no {_HOST[kind]}: expected {scheme}://<{_HOST[kind]}>/<path>.")
     if kind == "http" and any(c in rest for c in "?#"):

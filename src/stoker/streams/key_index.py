@@ -196,8 +196,8 @@ class KeyIndex:
             return found
         if keys.kind != self.kind:
             raise ConfigError(
-                f"{where} holds {keys.kind}, and {self.where} holds {self.kind}: no value of one equals one of the other. "
-                "Write both alike, or make one like the other by map()"
+                f"{where} holds {keys.kind}, and {self.where} holds {self.kind}: their values are never equal. "
+                "Write both with one type, or convert one of them by map()"
             )
         words, at = keys.words, keys.at
         if keys.kind == "integers":
@@ -349,8 +349,8 @@ class KeyIndex:
         first, second = (self._sample(int(ids[at])) for at in (place - 1, place))
         key = first[0] if first[0] == second[0] else f"{first[0]!r} and {second[0]!r} have one hash"
         raise ConfigError(
-            f"{self.where}: two samples have the key {key!r}: {first[1]} and {second[1]}; {int(same.sum())} samples have one "
-            "that another has before them. Which one to join is not told: write each key once, or leave the others out"
+            f"{self.where}: two samples have the key {key!r}: {first[1]} and {second[1]}; {int(same.sum())} samples repeat "
+            "an earlier key. Keys must be unique: write each key once, or exclude the others with subset="
         )
 
     def _sample(self, number: int) -> tuple[Any, str]:

@@ -26,7 +26,7 @@ from stoker.types import Ids
 _PATIENCE: Final = 1.0
 """Seconds to wait for the end of a line that somebody is writing."""
 _FORMS: Final = (
-    'an id; {"sample": id}, and what ids_of and where() tell of it beside; {"epoch": 0, "steps": [first, end], '
+    'an id; {"sample": id}, with more keys as ids_of and where() return them; {"epoch": 0, "steps": [first, end], '
     '"global_batch": samples of all ranks in a step}; or {"epoch": 0, "positions": [first, end]}'
 )
 

@@ -26,7 +26,7 @@ def check_column(location: DatasetLocation, column: str) -> None:
     """Check that every shard has the column. ConfigError if one lacks it; says which columns there are."""
     names = location.index.columns
     if column not in names and location.index.samples:
-        raise ConfigError(f"there is no column {column!r} in all of {location.where}: it has {', '.join(names)}")
+        raise ConfigError(f"{location.where} has no column {column!r} in all shards: it has {', '.join(names)}")
 
 
 def scan(

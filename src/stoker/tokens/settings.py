@@ -118,5 +118,5 @@ class LMSettings:
             ConfigError: there is none; ``why`` says what it is needed for.
         """
         if self.pad_id is None:
-            raise ConfigError(f"{why}: give pad_id, the token to fill rows with")
+            raise ConfigError(f"{why} needs pad_id=, the token that fills rows")
         return self.pad_id

@@ -327,7 +327,7 @@ def check_hash_names(hashes: str | Sequence[str] | None) -> list[str]:
 
 def check_size_limit(value: int | str | None) -> int | None:
     """A shard's limit in bytes; one that makes no sense is a :class:`~stoker.errors.ConfigError`."""
-    limit = 0 if value is None else parse_bytes(value)
+    limit = 0 if value is None else parse_bytes(value, "size_limit")
     if limit > MAX_OFFSET:
         raise ConfigError(f"size_limit={value!r}: a shard's offsets hold less than 4 GiB")
     return limit or None

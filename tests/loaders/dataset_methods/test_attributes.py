@@ -291,7 +291,7 @@ def test_an_order_of_mosaicml_streaming_is_its_own_without_shuffling_too(root: P
     dataset = both(root, shuffle_algo="py1e", batch_size=4)
     assert dataset.order["like"] == "mosaicml-streaming"
     assert "like" not in both(root, batch_size=4).order
-    with pytest.raises(ConfigError, match="remainder= does not go with shuffle_algo='py1e'"):
+    with pytest.raises(ConfigError, match="remainder= cannot be combined with shuffle_algo='py1e'"):
         both(root, shuffle_algo="py1e", remainder="drop")
 
 
@@ -307,7 +307,7 @@ def test_errors_are_those_that_callers_wait_for(root: Path, tmp_path: Path) -> N
     assert isinstance(raised.value, DestinationExistsError)
     assert isinstance(raised.value, ValueError)
     (tmp_path / "index.json").write_text('{"version": 2,')
-    with pytest.raises(json.JSONDecodeError, match="not JSON") as broken:
+    with pytest.raises(json.JSONDecodeError, match="not valid JSON") as broken:
         StreamingDataset(local=tmp_path)
     assert isinstance(broken.value, IndexFileError)
     assert isinstance(broken.value, FormatError)

@@ -58,7 +58,7 @@ def test_the_batch_size_of_a_token_loader_is_fixed(tmp_path: Path) -> None:
 
 def test_a_loader_without_any_batch_size_says_so(data: str, caplog: pytest.LogCaptureFixture) -> None:
     in_torch(StreamingDataset(data))
-    assert "each batch is of one sample" in caplog.text
+    assert "each batch has one sample" in caplog.text
 
 
 def test_tensors_of_samples_are_stacked_in_columns_too(data: str) -> None:

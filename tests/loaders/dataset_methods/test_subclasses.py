@@ -120,7 +120,7 @@ def test_readers_of_columns_refuse_what_they_would_read_past(data: Path) -> None
         if kind is Iterated:
             reads += [dataset.batches, lambda dataset=dataset: StreamingDataLoader(dataset, columnar=True)]
         for read in reads:
-            with pytest.raises(ConfigError, match=rf"would read past {name}\..*transform="):
+            with pytest.raises(ConfigError, match=rf"would not call {name}\..*transform="):
                 read()
 
 

@@ -90,7 +90,7 @@ def test_what_one_stream_is_called_does_not_matter() -> None:
     state = make_state(order_of("a"), EpochPosition(1, 8), RANK)
     assert read_state(state, order_of("z"), RANK)[0] == EpochPosition(1, 8)
     changed = {**state, "streams": {"a": {**state["streams"]["a"], "fingerprint": "other"}}}
-    with pytest.raises(StateError, match=r"its stream belongs to another dataset \(fingerprint other"):
+    with pytest.raises(StateError, match=r"the stream belongs to another dataset \(fingerprint other"):
         read_state(changed, order_of("z"), RANK)
     with pytest.raises(StateError, match=r"stream 'a' belongs to another dataset \(fingerprint other"):
         read_state(changed, order_of("a"), RANK)

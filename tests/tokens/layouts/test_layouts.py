@@ -100,7 +100,7 @@ def test_in_windows_every_token_but_each_document_s_first_is_a_label_once(
 
 def test_windows_that_are_not_there_are_refused() -> None:
     how = LMSettings(4)
-    with pytest.raises(ConfigError, match="give pad_id"):
+    with pytest.raises(ConfigError, match="needs pad_id="):
         windows(ragged(numbered([5, 4])), 0, 3, how)
     with pytest.raises(ConfigError, match="of only 9 tokens"):
         windows(ragged(numbered([5, 4])), 0, 4, how)
@@ -217,5 +217,5 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_layouts_that_fill_rows_up_need_a_pad_id() -> None:
     for layout in (pad, pack):
-        with pytest.raises(ConfigError, match="give pad_id"):
+        with pytest.raises(ConfigError, match="needs pad_id="):
             layout(ragged(numbered([3])), LMSettings(4))

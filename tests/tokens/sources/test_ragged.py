@@ -117,7 +117,7 @@ def test_columns_of_batches_give_their_rows() -> None:
         ([[1], "text"], "row 1 holds str, not token ids"),
         ([np.zeros((2, 2), int)], "row 0 holds int64 of shape"),
         (np.zeros((2, 2)), "holds float64"),
-        (np.zeros(2, int), "not a row of token ids"),
+        (np.zeros(2, int), "not a list of token ids"),
         ([b"123"], "say which integers they are"),
         ([np.array([1], np.int64), np.array([2**63], np.uint64)], "row 1: 9223372036854775808 is not a token id"),
     ],

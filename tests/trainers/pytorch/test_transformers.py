@@ -175,6 +175,6 @@ def test_one_dataset_object_for_training_and_evaluation_is_refused_with_the_reme
     )
     args.per_device_train_batch_size = args.per_device_eval_batch_size = 4
     dataset, evaluated = (StreamingDataset(str(data), batch_size=4, columns=["x"]) for _ in range(2))
-    with pytest.raises(StateError, match="make another dataset object"):
+    with pytest.raises(StateError, match="use another dataset object"):
         Trainer(Layer(), args, train_dataset=dataset, eval_dataset=dataset).train()
     assert Trainer(Layer(), args, train_dataset=dataset, eval_dataset=evaluated).train().global_step == 6

@@ -341,7 +341,7 @@ def _write(path: Path, data: bytes | bytearray | memoryview) -> None:
 
 def _no_remote(path: Path) -> ObjectNotFoundError:
     return ObjectNotFoundError(
-        f"{path} is missing, and there is no remote to fetch it from: give remote=, the place that it was copied from, or "
-        "copy the file again; stoker verify lists all that are missing",
+        f"{path} is missing, and there is no remote to fetch it from: pass the dataset's source as remote=, or copy "
+        "the file again; `stoker verify` lists all missing files",
         url=str(path),
     )

@@ -69,7 +69,7 @@ def delta_snapshot(url: str, options: Mapping[str, Any], storage_options: Storag
     except deltalake.exceptions.TableNotFoundError as error:
         said = " ".join(str(error).split())
         raise ObjectNotFoundError(
-            f"{location.url}: no table of Delta Lake is there ({said})", url=location.url
+            f"{location.url}: this is not a Delta Lake table ({said})", url=location.url
         ) from None
     except (deltalake.exceptions.DeltaError, OSError) as error:
         if isinstance(error, StorageError):

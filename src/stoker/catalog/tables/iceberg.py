@@ -195,7 +195,7 @@ def _hinted(files: TableFiles) -> str:
     versions = sorted(item.key for item in files.store.list("metadata") if item.key.endswith(_METADATA))
     if not versions:
         raise ObjectNotFoundError(
-            f"{files.root}: no table of Iceberg is there: it has no metadata/*{_METADATA}", url=files.root
+            f"{files.root}: this is not an Iceberg table: it has no metadata/*{_METADATA}", url=files.root
         )
     raise ConfigError(
         f"{files.root}: only the table's catalog knows which of its {len(versions)} metadata files is current: give "

@@ -254,7 +254,7 @@ def no_match(source: FilesLocation, keys: Iterable[str]) -> str:
         hint = f"{near} differs from it in upper and lower case"
     else:
         hint = f"there {'is' if count == 1 else 'are'} {counted(count, 'file')} below {source.root}"
-    return f"{source.given}: no file matches: {hint}"
+    return f"{source.given}: no file matches this pattern: {hint}"
 
 
 def _one(text: str) -> FilesLocation:

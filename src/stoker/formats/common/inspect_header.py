@@ -203,7 +203,7 @@ def piece_bytes(settings: Mapping[str, Any], usual: int) -> int:
 
     ConfigError if it is no size, or less than 1.
     """
-    size = parse_bytes(settings.get("piece_bytes", usual))
+    size = parse_bytes(settings.get("piece_bytes", usual), "piece_bytes")
     at_least(1, piece_bytes=size)
     return size
 

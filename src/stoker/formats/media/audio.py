@@ -138,7 +138,7 @@ class Audio(MediaHandle["_Decoder", AudioFacts]):
             StorageError, MissingPackageError: as for :meth:`clip`.
         """
         _check_rate(rate)
-        limit = parse_bytes(decoded_limit)
+        limit = parse_bytes(decoded_limit, "decoded_limit")
         with self._used() as decoder:
             facts = decoder.facts
             out = facts.rate if rate is None else rate

@@ -240,11 +240,11 @@ def choose_tokens(columns: Mapping[str, str], where: str, name: str | None = Non
     chosen = name if name is not None else next((one for one in TOKEN_COLUMNS if one in columns), None)
     if chosen is None:
         raise ConfigError(
-            f"{where}there is no token column: none is called {' or '.join(TOKEN_COLUMNS)}; there is {described}. "
-            "Name it (column=), or make tokens of text with `stoker tokenize`"
+            f"{where}there is no token column (none is called {' or '.join(TOKEN_COLUMNS)}); it has {described}. "
+            "Name the token column with column=, or tokenize text with `stoker tokenize`"
         )
     if chosen not in columns:
-        raise ConfigError(f"{where}there is no column {chosen!r}; there is {described}")
+        raise ConfigError(f"{where}there is no column {chosen!r}; it has {described}")
     kind = columns[chosen]
     if not _TOKENS.fullmatch(kind):
         text = "tokenize it first" if kind in ("string", "binary") else "write token ids as lists of integers"

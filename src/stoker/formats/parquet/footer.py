@@ -189,7 +189,7 @@ def read_footer(source: ByteSource) -> bytes:
     if tail[-4:] == b"PARE":
         raise FormatError("the file's footer is encrypted; encrypted Parquet is not supported")
     if len(tail) < _TAIL or tail[-4:] != MAGIC:
-        raise CorruptDataError("the file does not end as Parquet files do: it is cut off, or no Parquet file")
+        raise CorruptDataError("the file does not end with a Parquet footer: it is truncated, or not a Parquet file")
     length = int.from_bytes(tail[:4], "little")
     if not 0 < length <= size - _TAIL - len(MAGIC):
         raise CorruptDataError(f"its footer of {length} bytes does not fit into a file of {size} bytes")

@@ -37,8 +37,8 @@ class ChainMethods(StepMethods, OtherSource, DatasetBase):
         reader = self._opened.reader
         if made := self.overrides(*SAMPLE_METHODS):
             raise ConfigError(
-                f"{method}() would read past {made[0]}() of the other dataset's class, which makes its samples: let a "
-                "function of a sample do it, StreamingDataset(transform=...)"
+                f"{method}() would not call {made[0]}() of the other dataset's class, which makes its samples: move that "
+                "code to a function, StreamingDataset(transform=...)"
             )
         subset = any("subset" in stream for stream in reader.sample_order.as_dict()["streams"].values())
         if subset or reader.quarantine is not None:

@@ -122,7 +122,7 @@ def check_sizes(batch_size: int | None, predownload: int | None, epoch_size: int
     """
     at_least(1, batch_size=batch_size)
     at_least(0, predownload=predownload)
-    length = None if epoch_size is None else parse_count(epoch_size)
+    length = None if epoch_size is None else parse_count(epoch_size, "epoch_size")
     if length == 0:
         raise ConfigError(f"epoch_size must be at least 1 sample, got {epoch_size!r}")
     if predownload is not None and batch_size is not None and predownload < batch_size:

@@ -309,7 +309,7 @@ class EpochMixture:
         if numbers.size and int(numbers.min()) < 0:
             raise ConfigError(
                 f"position {int(positions.min())} comes before position {int(self._firsts[0])} of its epoch, where streams "
-                "or weights were changed: what came before is not known any more"
+                "or weights were changed: the order before that is no longer known"
             )
         return numbers
 

@@ -99,7 +99,7 @@ class Mixture:
             proportions = totals.astype(np.float64)
             size = epoch_size
         elif epoch_size:
-            raise ConfigError("epoch_size goes with proportions: repeat and choose decide how long an epoch is")
+            raise ConfigError("epoch_size= needs proportion=: repeat= and choose= decide how long an epoch is")
         else:
             choose = [_absolute(weight, total) for weight, total in zip(weights, totals.tolist(), strict=True)]
             size = sum(choose)

@@ -76,8 +76,8 @@ class MosaicmlPartition:
             nodes = initial_physical_nodes
             if nodes < 1 or (ranks * batch_size) % (nodes * ranks_per_node):
                 raise ConfigError(
-                    f"a global batch of {ranks * batch_size} samples can not be dealt out to the {nodes} nodes of "
-                    f"{ranks_per_node} ranks that the run began with. Choose batch_size so that the global batch stays "
+                    f"a global batch of {ranks * batch_size} samples cannot be divided among the {nodes} nodes of "
+                    f"{ranks_per_node} ranks with which the run began. Choose batch_size so that the global batch stays "
                     "the same"
                 )
             its_batch = ranks * batch_size // (nodes * ranks_per_node)

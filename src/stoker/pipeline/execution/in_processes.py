@@ -118,10 +118,10 @@ class ChunkProcess:
         return True
 
     def _named(self) -> str:
-        return f"process {self.worker.name} (number {self.worker.pid})"
+        return f"process {self.worker.name} (pid {self.worker.pid})"
 
     def _ended(self, chunk: Chunk) -> StokerError:
-        return StokerError(f"{self._named()}, which was to read {len(chunk.rows)} samples, {_end_of(self.worker)}")
+        return StokerError(f"{self._named()} {_end_of(self.worker)} while it read {len(chunk.rows)} samples")
 
 
 def _end_of(worker: WorkerProcess) -> str:
@@ -129,9 +129,9 @@ def _end_of(worker: WorkerProcess) -> str:
     if code is None:
         return "does not answer"
     if code >= 0:
-        return f"has ended with exit code {code}"
+        return f"ended with exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return f"was killed by {name}" + (", perhaps for want of memory" if -code == signal.SIGKILL else "")
+    return f"was killed by {name}" + (", perhaps because memory ran out" if -code == signal.SIGKILL else "")
 
 
 class InProcesses(Generic[_T]):

@@ -129,7 +129,7 @@ class OtherDataset:
                 + (
                     "Name it in columns= of that dataset, too"
                     if given
-                    else "on= takes two names, that here and that there"
+                    else "on=(name here, name there) is for columns with different names"
                 )
             )
         self._indexes[column] = KeyIndex(self._streams.locations, stored, self.pool.options)

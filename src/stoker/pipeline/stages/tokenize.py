@@ -143,7 +143,7 @@ def check_tokenized(found: Any, texts: Sequence[str]) -> None:
             f"the tokenizer returned {with_article(type(found).__name__)}: expected a list of ids for each text"
         )
     if len(found) != len(texts):
-        raise ConfigError(f"the tokenizer returned {len(found)} lists of ids for {len(texts)} texts")
+        raise ConfigError(f"the tokenizer returned {len(found)} lists of ids for {len(texts)} texts, not one each")
 
 
 def _joined(found: Sequence[list[int]], limit: int) -> list[Array]:

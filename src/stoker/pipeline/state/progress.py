@@ -88,17 +88,17 @@ class Progress:
 def among_error() -> StateError:
     """The error of a state that is taken between samples that were made of one."""
     return StateError(
-        "this iteration is between samples that flat_map() made of one, and a state is of whole ones: take it after "
-        "the last of them, or between batches(), or of a StreamingDataLoader"
+        "this iterator is between samples that flat_map() made of one sample, and a state cannot describe that: take it "
+        "after the last of them, between batches(), or from a StreamingDataLoader"
     )
 
 
 def superseded_error() -> StateError:
     """The error of an iteration that asks for its next item after a state was loaded, or another epoch named."""
     return StateError(
-        "this iteration has ended: since its last item a state was loaded (load_state_dict), or another epoch was named "
-        "(set_epoch, which trainers call when they begin to read a loader). Begin another iteration, which starts there. To "
-        "read a dataset in the midst of reading it, such as for evaluation, make another dataset object for that"
+        "this iterator has ended: load_state_dict() or set_epoch() was called after its last item (trainers call set_epoch() "
+        "when they start to read a loader). Create a new iterator, which starts at the new position. To read the same data "
+        "for something else meanwhile, such as evaluation, use another dataset object"
     )
 
 
@@ -153,8 +153,7 @@ def check_not_empty(sample_order: SampleOrder, point: EpochPosition, run: Run, d
         )
     elif not sample_order.run(point, replace(data_rank, rank=run.plan.longest)).plan:
         raise ConfigError(
-            f"epoch {point.epoch} has no batch for any of {data_rank.world_size} ranks with batch_size "
-            f"{data_rank.batch_size}: what does not fill a batch of every rank is left out (by remainder='drop' or "
-            "batching_method=), or what does not fill a row of tokens. Use a smaller batch_size, fewer ranks or more "
-            "samples, remainder='pad', or pad_id="
+            f"epoch {point.epoch} has no batches: there is too little data to fill one batch of {data_rank.batch_size} on "
+            f"each of {data_rank.world_size} ranks, and the rest is dropped (by remainder='drop', by batching_method=, or as "
+            "an incomplete row of tokens). Use a smaller batch_size, fewer ranks, more data, remainder='pad', or pad_id="
         )

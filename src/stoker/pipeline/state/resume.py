@@ -151,9 +151,9 @@ class ResumeState:
         """Check that only this object delivers. StateError if copies in other processes have begun to iterate."""
         if not self._clock.alone:
             raise StateError(
-                "copies of this dataset in other processes (workers of a DataLoader) have begun to iterate, and run ahead of "
-                "what training has had, which is not known here. Use StreamingDataLoader and its state_dict(), or say how "
-                "many samples of the epoch all ranks together have had: state_dict(num_samples=...)"
+                "workers of a DataLoader iterate copies of this dataset and read ahead, so it does not know how many samples "
+                "training has received. Use StreamingDataLoader and its state_dict(), or pass the number of samples of this "
+                "epoch that all ranks together have received: state_dict(num_samples=...)"
             )
 
     def here(self) -> EpochPosition:

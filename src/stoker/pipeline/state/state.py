@@ -211,9 +211,9 @@ def read_state(
         compared = 3 if "like" in saved["order"] else 2
         if theirs[:compared] != here[:compared]:
             raise StateError(
-                f"this state was taken inside a batch, {samples} samples into it, with batch_size {theirs[0]} on {theirs[1]} "
-                f"ranks, {theirs[2]} a node; here they are {here[0]}, {here[1]} and {here[2]}. Take states between batches "
-                "to resume on another cluster"
+                f"this state was taken inside a batch, after {samples} of its samples, with batch_size {theirs[0]} on "
+                f"{theirs[1]} ranks, {theirs[2]} per node; this run has batch_size {here[0]} on {here[1]} ranks, {here[2]} "
+                "per node. Take states between batches to resume on another cluster"
             )
         if not samples < data_rank.batch_size:
             raise StateError(
@@ -243,8 +243,8 @@ def read_worker_part(state: Mapping[str, Any], worker: LoaderWorker, data_rank: 
     number, count, batches, samples = (found.get(name, 0) for name in _WORKER)
     if worker.token is None or (number, count) != (worker.number, worker.count):
         raise StateError(
-            f"this is the state of DataLoader worker {number} of {count}, which only that worker can resume from. States of "
-            "StreamingDataLoader fit any number of workers"
+            f"this is the state of DataLoader worker {number} of {count}, and only that worker can load it. States of "
+            "StreamingDataLoader can be loaded with any number of workers"
         )
     # Which samples a worker's batches were depends on the world; states of earlier versions do not say it.
     here = data_rank.world_size, data_rank.batch_size
@@ -252,8 +252,8 @@ def read_worker_part(state: Mapping[str, Any], worker: LoaderWorker, data_rank: 
     if (batches or samples) and theirs != here:
         raise StateError(
             f"this state of DataLoader worker {number} was taken inside an epoch on {theirs[0]} ranks with batch_size "
-            f"{theirs[1]}; here they are {here[0]} and {here[1]}. States of StreamingDataLoader, and states without "
-            "workers, fit any number of ranks"
+            f"{theirs[1]}; this run has {here[0]} and batch_size {here[1]}. States of StreamingDataLoader, and states "
+            "without workers, can be loaded on any number of ranks"
         )
     return batches, samples
 
@@ -299,8 +299,8 @@ def check_same_steps(
     told = f"{'.'.join(theirs) or 'no chain'}, and here it is {'.'.join(chain) or 'none'}"
     if inside and list(filter(_changes_counts, theirs)) != list(filter(_changes_counts, chain)):
         raise StateError(
-            f"this state was taken inside an epoch whose samples were chosen or made by {told}: some would come twice or not "
-            "at all. Give the dataset the same filter() and flat_map() steps, or load a state of an epoch's end"
+            f"this state was taken inside an epoch whose chain was {told}: some samples would come twice or not at all. "
+            "Give the dataset the same filter() and flat_map() steps, or load a state from the end of an epoch"
         )
     logger.warning("resuming with another chain: samples were made by %s", told)
 
@@ -320,17 +320,18 @@ def check_same_order(state: Mapping[str, Any], sample_order: SampleOrder, what: 
     ours = {**ours, "streams": {n: cut_alike(s, theirs["streams"].get(n, {})) for n, s in ours["streams"].items()}}
     said, changed = _compare(theirs, ours)
     if said:
-        remedy = "Use the data and the settings that it was taken with"
+        remedy = "Use the data and the settings with which it was taken"
         appended = [
             mine
             for name, mine in _names_here(theirs, ours).items()
             if _before(sample_order, mine, ours["streams"][mine], theirs["streams"][name]) is not None
         ]
         if appended:
-            said.append(f"files were appended to {', '.join(map(repr, appended))} since, behind those that were there")
+            said.append(f"files were appended to {', '.join(map(repr, appended))} since, after the old ones")
         if (changed or appended) and what == "state":
-            remedy += ", or call load_state_dict(state, change_streams=True) to continue with these streams"
-        raise StateError(f"this {what.partition('.')[0]} belongs to another order: {'; '.join(said)}. {remedy}")
+            remedy += ", or call load_state_dict(state, change_streams=True) to change streams and weights"
+        saved = what.partition(".")[0]
+        raise StateError(f"this {saved} does not match the data or order of this run: {'; '.join(said)}. {remedy}")
     check_versions(theirs, ours, stream_urls(sample_order), what)
 
 
@@ -413,7 +414,7 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
     logger.warning(
         "resuming with other streams: epoch %d %s; %s continue where they were%s%s",
         now.epoch,
-        f"goes on at position {now.position}" if now.position else "begins",
+        f"continues at position {now.position}" if now.position else "begins",
         ", ".join(sorted(continued)) or "none",
         "".join(f", {name} begins" for name in sorted(ours["streams"].keys() - continued.keys())),
         f"; files were appended to {', '.join(grown)}" if grown else "",
@@ -518,33 +519,36 @@ def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[s
     """Differences between a state and the order at hand, a sentence each, and whether only streams and weights differ."""
     said: list[str] = []
     names = _names_here(theirs, ours)
+    their_order, our_order = dict(theirs["order"]), dict(ours["order"])
+    weighed = any(their_order.get(name) != our_order.get(name) for name in ("weights", "given"))
+    apart = (*_SAME_CONTENT, "choose") if weighed else _SAME_CONTENT  # how many rows each has follows from the weights
     for name, mine in sorted(names.items()):
         it, its = theirs["streams"][name], ours["streams"][mine]
-        which = f"stream {name!r}" if name == mine else "its stream"
+        which = f"stream {name!r}" if name == mine else "the stream"
         if it.get("fingerprint") != its.get("fingerprint"):
             said.append(
                 f"{which} belongs to another dataset (fingerprint {it.get('fingerprint')}, this one has "
-                f"{its.get('fingerprint')}): its shards differ in number, size or content"
+                f"{its.get('fingerprint')}): their shards differ in number, size or content"
             )
             snapshot = it.get("snapshot")
             if isinstance(snapshot, str) and snapshot != its.get("snapshot"):
                 said[-1] += (
-                    f". It was taken with {snapshot}, and this is {its.get('snapshot')}: open that version to go on"
+                    f". It was taken with {snapshot}, and this is {its.get('snapshot')}: open that version to resume"
                 )
         elif _written_anew(it, its):
             said.append(f"{which} was rewritten since: shards of the same names and sizes have other hashes")
         else:
-            before, now = ({key: one[key] for key in one if key not in _SAME_CONTENT} for one in (it, its))
+            before, now = ({key: one[key] for key in one if key not in apart} for one in (it, its))
             said += _differences(before, now, f"{name}." if name == mine else "")
     gone, new = theirs["streams"].keys() - names.keys(), ours["streams"].keys() - names.values()
     said += [f"stream {name!r} is gone" for name in sorted(gone)] + [f"stream {name!r} is new" for name in sorted(new)]
     several = max(len(theirs["streams"]), len(ours["streams"])) > 1
-    their_order, our_order = dict(theirs["order"]), dict(ours["order"])
-    weighed = any(their_order.get(name) != our_order.get(name) for name in ("weights", "given"))
     streams_differ = (bool(said) or weighed) and several and not _beside_streams(their_order, our_order)
     partition = their_order.get("partition")
     if isinstance(partition, Mapping) and "nulls" in (our_order.get("partition") or {}):
         their_order["partition"] = {"nulls": "error", **partition}  # which states of earlier versions do not say
+    if their_order.get("weights") != our_order.get("weights"):
+        their_order["given"] = our_order["given"] = None  # of which those are
     listed, lists = (", ".join(order.pop("streams", ())) for order in (their_order, our_order))
     if not gone and not new and listed != lists:
         said.append(f"the streams were listed as {listed} and are listed as {lists}")

@@ -107,13 +107,13 @@ def adaptive_order(sample_order: SampleOrder, adaptive: Adaptive) -> NativeOrder
     """
     if not isinstance(sample_order, NativeOrder):
         raise ConfigError(
-            "Adaptive hands out stoker's own orders, not those of mosaicml-streaming: use shuffle_algo='block', 'global' or "
+            "Adaptive divides stoker's own orders, not those of mosaicml-streaming: use shuffle_algo='block', 'global' or "
             "'shard'"
         )
     settings = sample_order.settings
     if len(sample_order.sources) > 1 and settings.batching_method != "random":
         raise ConfigError(
-            f"Adaptive goes with batching_method='random', not {settings.batching_method!r}, whose batches need all ranks"
+            f"Adaptive needs batching_method='random', got {settings.batching_method!r}, whose batches need all ranks"
         )
     nodes = settings.num_canonical_nodes or 1
     settings = replace(settings, partition=adaptive.base, num_canonical_nodes=nodes, remainder="uneven")

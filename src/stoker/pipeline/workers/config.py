@@ -193,9 +193,7 @@ class StreamingConfig:
                     "a replay runs a recorded assignment, without coordinator= and fault_tolerant=True: leave them out"
                 )
         elif self.coordinator is None:
-            raise ConfigError(
-                "Adaptive leases its work: give coordinator= (sqlite:///path for one host, redis://host:port)"
-            )
+            raise ConfigError("Adaptive needs coordinator=: sqlite:///path for one host, redis://host:port for several")
         if self.replication_factor > 1 and not self.fault_tolerant:
             raise ConfigError(
                 f"replication_factor={self.replication_factor} keeps shards for others to take over, but fault_tolerant is "
@@ -227,7 +225,7 @@ class StreamingConfig:
 
     def _check_plan(self) -> None:
         if self.weights is not None and self.global_batch_size is None:
-            raise ConfigError("weights= divide a global batch: give global_batch_size=")
+            raise ConfigError("weights= needs global_batch_size=: weights divide a global batch among the ranks")
         if self.global_batch_size is None:
             return
         for name, given in (
@@ -238,8 +236,8 @@ class StreamingConfig:
         ):
             if given:
                 raise ConfigError(
-                    f"global_batch_size={self.global_batch_size} and {name} contradict each other: global batches are "
-                    "divided by weights, and only whole ones; leave one of the two out"
+                    f"global_batch_size={self.global_batch_size} cannot be combined with {name}: a global batch is divided "
+                    "among the ranks by weights, and an incomplete one is dropped. Remove one of the two"
                 )
         if self.weights is not None and (
             len(self.weights) != self.world_size or any(weight < 1 for weight in self.weights)

@@ -140,14 +140,14 @@ def _endpoints(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _part_size(name: str, value: Any) -> int:
-    size = parse_bytes(value)
+    size = parse_bytes(value, f"storage_options[{name!r}]")
     if size < LEAST_PART:
         raise ConfigError(f"storage_options[{name!r}] is {value!r}: expected at least 1 MiB a part")
     return size
 
 
 def _count(name: str, value: Any, least: int = 1) -> int:
-    found = parse_count(value)
+    found = parse_count(value, f"storage_options[{name!r}]")
     if found < least:
         raise ConfigError(f"storage_options[{name!r}] is {value!r}: expected at least {least}")
     return found

@@ -84,7 +84,7 @@ def pad(
         FormatError: a document is too long, or an id is not in the vocabulary.
         ConfigError: there is no ``pad_id``, or an argument is unknown.
     """
-    settings.padding("the pad layout")
+    settings.padding("layout='pad'")
     if too_long not in ("error", "truncate") or side not in ("right", "left") or multiple < 1:
         raise ConfigError(
             f"too_long={too_long!r}, side={side!r}, multiple={multiple}: too_long is 'error' or 'truncate', side is "
@@ -94,9 +94,7 @@ def pad(
     lengths = np.minimum(whole, settings.seq_len)
     cut = np.flatnonzero(whole > lengths)
     if cut.size and too_long == "error":
-        raise too_long_error(
-            documents, int(cut[0]), int(whole[cut[0]]), settings, "layout='truncate' (of pad(), too_long='truncate')"
-        )
+        raise too_long_error(documents, int(cut[0]), int(whole[cut[0]]), settings, "layout='truncate'")
     width = settings.seq_len
     if longest:
         width = min(width, -(-max(int(lengths.max(initial=0)), 1) // multiple) * multiple)

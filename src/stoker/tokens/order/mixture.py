@@ -81,13 +81,13 @@ class SourceWeights:
         """ConfigError if they do not go together, or name other sources than there are."""
         must_be("a dict of at least one source", bool(names), source={})
         alone = self.shares is None and self.epoch_tokens is None
-        must_be("left out beside weights= and epoch_tokens=", alone or self.repeat is None, repeat=self.repeat)
+        must_be("left out with weights= or epoch_tokens=", alone or self.repeat is None, repeat=self.repeat)
         must_know("source", self.repeat or (), names, "repeat=: ")
         if isinstance(self.shares, Mapping):
             must_know("source", self.shares, names, "weights=: ")
             missing = [name for name in names if name not in self.shares]
-            must_be(f"of all sources, 0 for none: {missing} have none", not missing, weights=dict(self.shares))
-            must_be("above 0 for a source at least", any(self.shares.values()), weights=dict(self.shares))
+            must_be(f"of all sources, 0 to turn one off: {missing} are missing", not missing, weights=dict(self.shares))
+            must_be("above 0 for at least one source", any(self.shares.values()), weights=dict(self.shares))
         for option, given in (("weights", self.shares), ("repeat", self.repeat)):
             for name, value in given.items() if isinstance(given, Mapping) else ():
                 good = isinstance(value, int | float) and 0 <= value < _MOST_WEIGHT

@@ -384,7 +384,7 @@ class RankFiles:
             self._told.add(data_rank.world_size)
             if division.reason and data_rank.rank == 0:
                 word = _WORDS[division.granularity]
-                logger.warning("%s: ranks share out %ss: %s", self._sample_order.name, word, division.reason)
+                logger.warning("%s: ranks divide %ss, not files: %s", self._sample_order.name, word, division.reason)
         return division
 
     def of(self, data_rank: DataRank) -> PartFiles:
@@ -417,8 +417,8 @@ def tell_of_remainder(plan: Plan, position: EpochPosition, *, drops: bool) -> No
         return
     if plan.padding:
         logger.warning(
-            "epoch %d: %d rows come twice, so that all %d ranks take the same number of steps (remainder='uneven' or "
-            "'drop' repeats none)",
+            "epoch %d: %d rows are repeated, so that all %d ranks take the same number of steps (remainder='uneven' or "
+            "'drop' avoids this)",
             position.epoch,
             plan.padding,
             plan.world_size,

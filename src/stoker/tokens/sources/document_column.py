@@ -11,7 +11,6 @@ from numpy.typing import DTypeLike
 
 from stoker.arguments import must_know
 from stoker.concurrency.user_code import pass_exits
-from stoker.display import with_article
 from stoker.errors import ConfigError, TransformError
 from stoker.pipeline.stages.tokenize import check_tokenized
 from stoker.tokens.sources.ragged import Ragged
@@ -83,7 +82,7 @@ def as_function(tokenizer: Any) -> Tokenize:
         return partial(_encoded, tokenizer)
     if not callable(tokenizer):
         raise ConfigError(
-            f"tokenizer is {with_article(type(tokenizer).__name__)}: expected a function from texts to lists of ids"
+            f"tokenizer must be a tokenizer object, or a function from a list of texts to lists of ids, got {tokenizer!r}"
         )
     call: Tokenize = tokenizer
     return call

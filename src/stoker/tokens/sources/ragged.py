@@ -80,8 +80,8 @@ class Ragged:
         if isinstance(column, np.ndarray) and column.dtype != object:
             if column.ndim != 2 or column.dtype.kind not in "iu":
                 raise FormatError(
-                    f"{_column(name, where)} holds {column.dtype} of shape {column.shape[1:]} a row, not a row of token ids: "
-                    "name the column that does"
+                    f"{_column(name, where)} holds {column.dtype} of shape {column.shape[1:]} in each row, not a list of "
+                    "token ids: pass the name of the token column"
                 )
             offsets = np.arange(len(column) + 1, dtype=np.int64) * column.shape[1]
             return cls._make(np.ascontiguousarray(column).reshape(-1), offsets, name, where, 0, None)

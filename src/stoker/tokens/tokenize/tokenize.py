@@ -147,7 +147,7 @@ def make_job(
         raise
     except FileNotFoundError:
         raise ObjectNotFoundError(
-            f"{os.fspath(path)} does not exist: give a tokenizer.json", url=os.fspath(path)
+            f"the tokenizer {os.fspath(path)} does not exist: pass the path of a tokenizer.json", url=os.fspath(path)
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{os.fspath(path)} can not be read as a tokenizer ({error})") from error
@@ -157,7 +157,7 @@ def make_job(
         raise
     except Exception as error:  # tokenizers raises a bare Exception
         raise ConfigError(
-            f"{os.fspath(path)} is not a tokenizer of Hugging Face's tokenizers ({error}): give a tokenizer.json"
+            f"{os.fspath(path)} is not a tokenizer of Hugging Face's tokenizers ({error}): pass the path of a tokenizer.json"
         ) from error
     vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
@@ -285,7 +285,8 @@ def tokenize(
         MissingPackageError: ``tokenizers``, or Ray for ``engine="ray"``, is not installed.
     """
     began = time.monotonic()
-    row_group_tokens, file_tokens = parse_count(row_group_tokens), parse_count(file_tokens)
+    row_group_tokens = parse_count(row_group_tokens, "row_group_tokens")
+    file_tokens = parse_count(file_tokens, "file_tokens")
     at_least(1, processes=processes, row_group_tokens=row_group_tokens, file_tokens=file_tokens)
     if not output_column or column == "":
         raise ConfigError(f"column={column!r}, output_column={output_column!r}: a column's name must not be empty")

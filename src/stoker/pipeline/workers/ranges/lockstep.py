@@ -92,8 +92,8 @@ class LockstepSource(RangeSource):
         """See the base class."""
         if self._config.batch_size is None:
             raise ConfigError(
-                "ids_of tells the samples of a batch, and these come one by one: give the config batch_size=, or have the "
-                "dataset deliver the id of each, read=ReadOptions(ids=...)"
+                "ids_of() needs batches, and this loader delivers single samples: set batch_size= in the config, or let the "
+                "dataset add a column of ids, read=ReadOptions(ids=...)"
             )
         ranks, point = self._check_rank(rank), self._origin
         if epoch is not None and epoch != point.epoch:

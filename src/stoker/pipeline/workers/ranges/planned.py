@@ -245,5 +245,5 @@ def _check_step_sizes(step: int, ranks: Sequence[int], weights: Sequence[int], w
         rank = ranks[sizes.index(0)]
         raise ConfigError(
             f"rank {rank} with weight {weights[sizes.index(0)]} of {sum(weights)} gets nothing of a global batch of {step}, "
-            "and the others would wait for it: raise its weight or the batch, or leave the rank out"
+            "while the other ranks would wait for it: raise its weight or global_batch_size=, or run without this rank"
         )
