@@ -56,8 +56,8 @@ PAGES = {
 
 _HEAD = """# Public names
 
-Everything that `from stoker import ...` gives. `help(stoker)` lists it, and `help(stoker.StreamingDataset)` describes each
-argument. `python docs/make_api.py` makes this page of the code.
+All names that you can import from `stoker`. `help(stoker)` lists it, and `help(stoker.StreamingDataset)` describes each
+argument. `python docs/make_api.py` generates this page.
 """
 
 

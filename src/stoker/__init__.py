@@ -6,58 +6,58 @@ docs/api.md has the signature of each.
 
 Loaders, which all follow the protocol ``Loader``:
     StreamingDataset        samples, or batches of columns, of any dataset in one order
-    StreamingDataLoader     torch's ``DataLoader`` over a dataset, with a state
+    StreamingDataLoader     torch's ``DataLoader`` over a dataset, with a state to resume from
     LocalDataset            samples of a directory by id, for torch's samplers
-    StreamingShardLoader    one worker's samples: in step, by a plan, or leased
+    StreamingShardLoader    samples of one worker, in lockstep, by a plan, or leased
     StreamingParquetLoader  batches for language models from token files
     LMStream                batches for language models from any dataset
     Loader                  iterate, ``len``, ``state_dict``, ``stats``, ``close``
 
-What is read, and how:
+Sources, samples and settings of reading:
     Stream                  one source of a dataset, with its weight and subset
-    ReadOptions             views, memory for decoded data, threads
-    Video                   a video that is decoded by clip
-    Audio                   a sound that is decoded by clip
-    Chain                   functions of a sample, with random numbers that belong to it
-    Step                    base of a step of a chain of your own
-    BadSamples              what becomes of bad samples, how many there may be, where they are listed
-    Where                   samples whose column fulfils a condition
+    ReadOptions             threads or processes, memory, views, quarantine
+    Video                   a video, decoded clip by clip
+    Audio                   an audio recording, decoded whole or clip by clip
+    Chain                   functions that are applied to samples, with random numbers for each sample
+    Step                    base class for steps of your own
+    BadSamples              handling of bad samples, limits on their number, and a file that lists them
+    Where                   samples whose column meets a condition
     HashSplit               a fraction of the samples, by a hash of their ids
-    KeepIds                 samples of these ids alone
-    SkipIds                 all samples but those of these ids
-    SkipSteps               steps of an epoch that are left out: ``ReadOptions(quarantine=)``
-    train_validation_split  two such fractions that share no sample
-    Lengths                 batches of samples of like length, of bounded cost
+    KeepIds                 only the samples with these ids
+    SkipIds                 all samples except those with these ids
+    SkipSteps               steps of an epoch to exclude: ``ReadOptions(quarantine=)``
+    train_validation_split  two fractions that share no sample
+    Lengths                 batches of samples of similar length, with a bounded cost
     Schedule                weights of streams that change during training
 
 Ranks and workers:
     World                   this process's rank and the world size
-    Mesh                    which ranks read the same samples
+    Mesh                    ranks in named dimensions: which ones read the same samples
     StreamingConfig         settings of a ``StreamingShardLoader``
-    Adaptive                work that a coordinator leases to its workers
-    ShardConfig             rank and seed of a ``StreamingParquetLoader``
+    Adaptive                workers lease parts of the epoch from a coordinator
+    ShardConfig             rank, world size and seed of a ``StreamingParquetLoader``
 
-What loaders give:
+Results and errors of loaders:
     LMBatch                 rows of tokens, with labels, masks and positions
-    StreamStats             statistics of loading
-    Trace                   where the time of loading goes, for Perfetto
-    StokerError             the base of all errors; see ``stoker.errors``
+    StreamStats             statistics of a loader
+    Trace                   a recording of where the time of loading goes, for Perfetto
+    StokerError             base class of all errors; see ``stoker.errors``
 
 Writing; all writers are in ``stoker.writers``:
     open_writer             a writer of any format, by the format's name
-    MDSWriter               samples to MDS shards, in a directory or at a URL
-    merge_index             one index of several datasets
-    rebuild_index           the index of shards that have none
+    MDSWriter               writes samples to MDS shards, in a directory or at a URL
+    merge_index             writes one index for several datasets
+    rebuild_index           rebuilds the lost index of a dataset
 
 Jobs, as on the command line:
-    convert                 one format to another, in parallel
-    tokenize                text to files of tokens
-    inspect                 what a dataset holds
-    verify                  whether a dataset is whole
+    convert                 converts a dataset to another format, in parallel
+    tokenize                converts text to token files
+    inspect                 describes a dataset
+    verify                  checks a dataset for damaged or missing data
 
 Pictures are decoded by ``stoker.image``. Columns of videos and sounds are in ``stoker.media``, partitions in
 ``stoker.partitions``, token sources in ``stoker.tokens``, errors in ``stoker.errors``, and tests for formats, loaders and
-engines of one's own in ``stoker.testing``. ``generate`` and ``DatasetSpec``, for synthetic datasets, come with the package
+engines of your own in ``stoker.testing``. ``generate`` and ``DatasetSpec``, for synthetic datasets, come with the package
 stoker-bench: ``pip install . ./packages/stoker-bench`` in a clone of the repository.
 """
 

@@ -43,7 +43,7 @@ __all__ = [
 
 
 class StokerError(Exception):
-    """Base of every error that stoker raises on purpose."""
+    """Base class of all errors that stoker raises deliberately."""
 
 
 class ConfigError(StokerError, ValueError):

@@ -75,7 +75,7 @@ def open_writer(
     remote: str | os.PathLike[str] | None = None,
     **options: Unpack[FormatOptions],
 ) -> Writer:
-    """Begin a dataset of a format. The same as to call the format's writer.
+    """Open a writer for a dataset of the given format; the same as calling that format's writer.
 
     Args:
         format: its name or another name of it: ``"mds"``, ``"parquet"``, ``"tar"`` or ``"webdataset"``, ``"jsonl"``, ...

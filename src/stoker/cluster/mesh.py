@@ -48,7 +48,7 @@ class DeviceMesh(Protocol):
 
 
 class Mesh:
-    """The world's ranks, arranged along named dimensions.
+    """The ranks of a job, arranged along named dimensions such as data and tensor parallelism.
 
     Args:
         shape: name to size of each dimension, outermost first; ranks count row by row, as

@@ -139,17 +139,17 @@ class ShardInfo:
 @checked
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Options of reading. But for ``quarantine``, none of them changes which samples come, or when.
+    """Options of reading. Except for ``quarantine``, they change neither the samples of an epoch nor their order.
 
     >>> ReadOptions(views=True, decoded_limit="2gb").decoded_bytes
     2147483648
 
     Attributes:
-        ids: name of one column more, of each sample's id: the number that ``dataset[id]`` takes. A transform gets it with the
-            others, and hands it on.
-        quarantine: samples to leave out, of which others come in their places: ``SkipSteps`` and ``SkipIds`` in a list, or a
-            file that names them; it is read at the start of each epoch and after a state was loaded, so that lines can be
-            added while training goes on. See docs/lineage.md.
+        ids: name of an additional column with each sample's id, the number that ``dataset[id]`` takes. A transform gets this
+            column with the others, and must return it.
+        quarantine: samples to exclude, in whose place other samples come: ``SkipSteps`` and ``SkipIds`` in a list, or a file
+            that lists them. The file is read at the start of each epoch and after a state was loaded, so you can add lines
+            during training. See docs/lineage.md.
         cache: ``"disk"``: shards of a remote are kept in files below ``local``, which all processes of the node share.
             ``"memory"``: they are held in memory from before a process of the node needs them until none does, and written
             nowhere: less work where an epoch is all there is, or there is no disk. ``cache_limit`` is then what the node's

@@ -36,7 +36,7 @@ def merge_index(
     *,
     storage_options: StorageOptions | None = None,
 ) -> Index:
-    """Write one index for the datasets in sub-directories, as if all had been written as one.
+    """Write one index for the datasets in sub-directories, so that they are read as one dataset.
 
     Call it with the root alone, or with the sub-datasets' indexes and the root::
 

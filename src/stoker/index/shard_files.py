@@ -212,7 +212,7 @@ def rebuild_index(
     exist_ok: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> Index:
-    """Write the index of a dataset whose index is lost.
+    """Rebuild the lost index of a dataset from its shards.
 
     Every shard's header tells its columns and samples; compressed shards are decompressed to see it, and the
     hashes that the header asks for are computed from the file. Shards in sub-directories come after each other as

@@ -44,7 +44,7 @@ def inspect(
     format_options: Mapping[str, Any] | None = None,
     storage_options: StorageOptions | None = None,
 ) -> DatasetFacts:
-    """Look at a dataset, reading as little of it as that takes.
+    """Describe a dataset: format, columns, size and first samples, reading as little of it as possible.
 
     Of a dataset with an index that is the index; of files without one, a listing, and their headers. Formats whose headers do
     not tell how much a file holds (tar, TFRecord) are not counted unless ``count``; columns are then those of the first

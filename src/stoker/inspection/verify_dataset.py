@@ -77,7 +77,7 @@ def verify(
     storage_options: StorageOptions | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Check a dataset, and say all that is wrong with it.
+    """Check a dataset, and report all problems.
 
     Without ``deep`` and ``quick`` all files of a dataset with an index are read and compared with their hashes, and headers,
     offsets and counts with the index; of files without an index, headers, offsets and the checksums that a format has of

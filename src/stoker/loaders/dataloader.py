@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
-    """A ``DataLoader`` that can be stopped and resumed in the middle of an epoch, on the same or another cluster.
+    """A ``DataLoader`` whose run can be stopped in the middle of an epoch and resumed, also on a cluster of another size.
 
     ``state_dict`` and ``load_state_dict`` follow torchdata's protocol, so trainers that save a ``StatefulDataLoader`` save
     this. The state counts batches that were yielded, not those that workers have prepared.
@@ -66,14 +66,14 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
 
     Args:
         dataset: what to read: a ``StreamingDataset`` or a ``StreamingParquetLoader``.
-        batch_size: samples, or rows, a batch on this rank. Default: the dataset's. If both are given they must agree.
-        columnar: batches are read as whole columns: a dict of tensors (of lists for columns that are no arrays), with no
-            per-sample step and no ``collate_fn``. Much faster for small samples. Not for a ``StreamingParquetLoader``,
-            whose batches are arrays already. A dataset with a ``batch_map`` or ``batch_by`` is always read so.
+        batch_size: samples, or rows of tokens, in a batch of this rank. Default: the dataset's, which it must agree with.
+        columnar: batches are read as whole columns: a dict of tensors (of lists for columns that are not arrays), without
+            work for each sample and without ``collate_fn``. Much faster for small samples. Not for a
+            ``StreamingParquetLoader``, whose batches are arrays already. Always so with ``batch_map`` or ``batch_by``.
         **options: DataLoader's other arguments, see :class:`LoaderOptions`. ``collate_fn`` is :func:`collate` unless given.
 
     Raises:
-        ConfigError: arguments that contradict each other, or have no meaning for what is read.
+        ConfigError: arguments cannot be combined, or do not apply to this dataset.
     """
 
     @checked

@@ -54,22 +54,22 @@ if not is_child():
 
 
 class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStates, CloseOnExit, TorchIterable[Any]):
-    """A dataset of shards, read by any number of nodes, ranks and workers in one order.
+    """A dataset that any number of nodes, ranks and workers read in one deterministic order.
 
-    Iterating gives this rank's samples of the next epoch, as dicts; inside a torch ``DataLoader`` worker, those batches
-    that are the worker's. :meth:`batches` gives them as columns. ``dataset[i]`` is a sample by id, whatever the order.
-    With torch imported it is an ``IterableDataset``. What a subclass overrides (``__getitem__``, ``get_item``, ``__iter__``,
-    ``__len__``, ``state_dict``, ``load_state_dict``) is what iteration and DataLoaders use.
+    Iterating yields this rank's samples of the next epoch as dicts; in a torch ``DataLoader`` worker, the samples of that
+    worker's batches. :meth:`batches` yields batches of columns. ``dataset[i]`` is the sample with id ``i``. If torch is
+    imported, the dataset is an ``IterableDataset``. Iteration and DataLoaders use the methods that a subclass overrides
+    (``__getitem__``, ``get_item``, ``__iter__``, ``__len__``, ``state_dict``, ``load_state_dict``).
 
     >>> StreamingDataset("s3://bucket/train", shuffle=True, batch_size=64)  # doctest: +SKIP
 
     Args:
-        remote: what to read, with or without the argument's name: a URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``https://``,
-            ``file://``, ``memory://``) or a directory; of files that are read as they are also a file, a pattern or a list of
-            files. ``None``: ``local`` holds it.
+        remote: the data to read: a URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``https://``, ``file://``, ``memory://``)
+            or a directory; for files without an index also a file, a pattern or a list of files. ``None``: the data is in
+            ``local``.
         local: directory for the cache of ``remote``. ``None``: a directory is read in place, and the cache of anything else
             is below ``$STOKER_CACHE`` or ``~/.cache/stoker``. Without ``remote``, the directory that holds the dataset.
-        split: sub-directory of both, such as ``"train"``; with ``streams``, of those that have none.
+        split: sub-directory of ``remote`` and ``local``, such as ``"train"``; with ``streams``, the default of the streams.
         streams: several :class:`~stoker.streams.streams.Stream` objects instead of ``remote`` and ``local``.
         format: ``None``: shards with an index.json, and where there is none, files of the format that their names tell.
             ``"parquet"``: Parquet files as they are; rows are samples, row groups
@@ -77,31 +77,31 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             ``"synthetic"``: samples made in memory.
         format_options: settings of the format, by name, such as ``filters`` and ``on_bad_files`` of Parquet; see
             docs/formats/options.md.
-        storage_options: credentials and settings for ``remote``, by obstore's names; they go before the environment's.
-        columns: read only these.
-        transform: function of a sample, or a :class:`~stoker.reading.chain.Chain` of them, run where samples are read: in the
-            loader's workers, or by several threads or processes at once, see ``ReadOptions.run_in``.
+        storage_options: credentials and settings for ``remote``, with obstore's names; they override the environment.
+        columns: names of the columns to read. Default: all.
+        transform: a function of a sample, or a :class:`~stoker.reading.chain.Chain`, which runs where samples are read: in
+            DataLoader workers, or in several threads or processes, see ``ReadOptions.run_in``.
         read: :class:`~stoker.formats.base.ReadOptions`: a column of ids, samples to leave out, shards held in memory and
             not on disk, views instead of copies, threads.
-        on_bad_sample: what becomes of samples that are damaged, do not decode, or of which ``transform`` raises an error: an
-            error (``"raise"``), ``"skip"``, ``"replace"`` by another, or :class:`~stoker.reading.bad_samples.BadSamples` with
-            limits and a file that lists them. See docs/bad_samples.md. ``dataset[i]`` always raises.
+        on_bad_sample: the handling of samples that are damaged, cannot be decoded, or for which ``transform`` raises an
+            error: ``"raise"``, ``"skip"``, ``"replace"`` (by another), or :class:`~stoker.reading.bad_samples.BadSamples`
+            with limits and a file that lists them. See docs/bad_samples.md. ``dataset[i]`` always raises.
         allow_unsafe_types: allow ``pkl`` columns, which run code from the data when read.
-        cache_limit: bytes (int or ``"100gb"``) that the caches of all streams may take. Least recently opened shards go
-            first. Needs a remote.
-        predownload: samples ahead of the current one, for each process, whose shards are fetched. Default: 1 GiB's worth, in
-            memory half of it.
-        download_retry: a failed request is tried again for so many times ``download_timeout``; 0: never.
+        cache_limit: bytes (int or ``"100gb"``) that the caches of all streams may take. The least recently opened shards are
+            evicted first. Needs ``remote``.
+        predownload: how many samples ahead of the current one each process fetches shards for. Default: as many as 1 GiB
+            holds; with ``cache="memory"``, half of that.
+        download_retry: failed requests are retried for ``download_retry`` times ``download_timeout`` seconds; 0: never.
         download_timeout: seconds without any progress after which a request has failed.
         validate_hash: see :class:`~stoker.cache.base.CacheSettings`. By default each download is checked against the
             fastest hash that the index has.
-        keep_zip: keep compressed shards in the cache next to the decompressed.
-        batch_size: samples a batch on one rank, the same as the DataLoader's. The global batch is this times the world
-            size, and as long as that is the same, any world sees the same global batches.
-        batch_by: instead of ``batch_size``, :class:`~stoker.order.by_length.Lengths`: batches are of samples of like length,
-            as many as ``max_tokens`` allows, and cost alike on all ranks. See docs/batches_by_length.md.
-        epoch_size: samples an epoch, over all ranks; an int or a string such as ``"10k"``. Default: all, once.
-        shuffle: a new order every epoch, or id order.
+        keep_zip: keep compressed shards in the cache next to the decompressed ones.
+        batch_size: samples in a batch of one rank, the same as the DataLoader's. The global batch is ``batch_size`` times the
+            world size; with the same global batch size, any number of ranks gets the same global batches.
+        batch_by: instead of ``batch_size``, :class:`~stoker.order.by_length.Lengths`: batches have samples of similar length,
+            as many as ``max_tokens`` allows, and cost about the same on all ranks. See docs/batches_by_length.md.
+        epoch_size: samples in an epoch, over all ranks; an int or a string such as ``"10k"``. Default: each sample once.
+        shuffle: true: a new order in every epoch; false: the order of ids.
         shuffle_algo: ``"block"``, ``"global"`` or ``"shard"``, see docs/order/shuffles.md; or ``"naive"``, ``"py1s"``,
             ``"py2s"``, ``"py1br"``, ``"py1e"``: the orders of mosaicml-streaming 0.13.0, sample for sample, without
             shuffling, too.
@@ -109,10 +109,11 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         shuffle_block_size: samples in a shuffle block. Default: those of two average shards.
         num_canonical_nodes: see :mod:`stoker.order.shuffle.shuffle`. For each shard to be fetched by one node, a multiple
             of the number of nodes.
-        subset: which samples belong, of all streams: ``HashSplit``, ``KeepIds``, ``SkipIds``, ``Where``, or several of them
-            in a list, all of which must let a sample in. Ids count through all streams.
-        sampling_method: where an epoch has not just all of a stream, ``"balanced"`` goes on in the stream from epoch to
-            epoch, so that no sample comes twice before all came once; ``"fixed"`` takes the same samples in each epoch. A
+        subset: the samples to use, of all streams: ``HashSplit``, ``KeepIds``, ``SkipIds``, ``Where``, or a list of these;
+            a sample is used if all of them include it. Ids count through all streams.
+        sampling_method: if an epoch does not have all samples of a stream exactly once: ``"balanced"`` continues in the
+            next epoch where the stream stopped, so that each sample is delivered once before any is repeated; ``"fixed"``
+            takes the same samples in each epoch. A
             :class:`~stoker.order.mixture.schedule.Schedule` balances by weights that change during training.
         sampling_granularity: with ``"fixed"``, samples taken from one shard at a time.
         batching_method: ``"random"`` (streams mixed), ``"stratified"`` (each global batch has the streams in proportion),
@@ -121,18 +122,19 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             batches, the same in any world), ``"round_robin"``, ``"contiguous"``, ``HashBased(...)``, ``RangeBased(...)``,
             ``Stratified(...)``, or one of your own, see docs/order/partitions.md; or ``"orig"``, ``"relaxed"``: those of
             mosaicml-streaming 0.13.0, with its orders, without shuffling, too.
-        replication: which ranks read the same samples (tensor, sequence parallelism): so many consecutive ones, or those that
-            a :class:`~stoker.cluster.mesh.Mesh` says, or a torch ``DeviceMesh`` whose dimension ``"dp"`` is the data's.
-        world: this process's rank and world. Default: found by :meth:`World.detect <stoker.cluster.world.World.detect>` each
-            time iteration starts.
-        remainder: what becomes of the last, partial global batch, see :class:`~stoker.order.global_batches.BatchPlan`, and of
-            parts of a partition that do not end together, see :class:`~stoker.order.part_plan.PartPlan`.
-        stream_name: class of the only stream, by its name in ``stoker.streams.registry.streams_registry``.
-        stream_config: arguments of that class, next to ``remote``, ``local`` and ``split``.
+        replication: the ranks that read the same samples (tensor or sequence parallelism): a number of consecutive ranks, a
+            :class:`~stoker.cluster.mesh.Mesh`, or a torch ``DeviceMesh`` whose dimension ``"dp"`` is that of the data.
+        world: this process's rank and world size. Default: :meth:`World.detect <stoker.cluster.world.World.detect>`, called
+            each time iteration starts.
+        remainder: the handling of the last, incomplete global batch, see
+            :class:`~stoker.order.global_batches.BatchPlan`, and of parts of a partition that do not end together, see
+            :class:`~stoker.order.part_plan.PartPlan`.
+        stream_name: class of the dataset's single stream, by its name in ``stoker.streams.registry.streams_registry``.
+        stream_config: further arguments of that class, besides ``remote``, ``local`` and ``split``.
 
     Raises:
-        ConfigError: arguments that make no sense.
-        StorageError: an index can not be fetched.
+        ConfigError: arguments are invalid, or cannot be combined.
+        StorageError: an index cannot be fetched.
         IndexFileError: an index is not valid.
     """
 

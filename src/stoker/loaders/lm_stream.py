@@ -80,11 +80,11 @@ class _Mark:
 
 
 class LMStream(CloseOnExit, TorchIterable[LMBatch]):
-    """Batches for language models from a dataset: of token columns, or of text through a tokenizer.
+    """Makes batches for language models from any dataset: from a column of tokens, or from text with a tokenizer.
 
-    Documents come in the dataset's order, and are joined or packed in this order. How many batches they make shows only in
-    the end, and may differ from rank to rank: ranks that must step together should take equally many of an ``endless``
-    stream. (:class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` knows it before.)
+    Documents come in the dataset's order, and are joined or packed in this order. The number of batches is not known in
+    advance, and may differ between ranks: ranks in lockstep should take the same number of batches of an ``endless``
+    stream. (:class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` knows the number in advance.)
 
     ``on_bad_sample=`` of the dataset holds, also for what the tokenizer raises for a text: documents that are left out are
     not joined or packed; where each document is a row, batches are shorter by them, and may have no row.

@@ -15,9 +15,9 @@ __all__ = ["LocalDataset"]
 
 
 class LocalDataset(SamplesById, PickledByVersion, TorchMap[Any]):
-    """A dataset in a local directory, by id: what torch calls a map-style dataset, for its samplers.
+    """A map-style dataset in a local directory: samples by id, for torch's samplers.
 
-    It has no order of its own, no ranks, and no state; :class:`~stoker.loaders.dataset.StreamingDataset` has all of these,
+    It has no shuffled order, no ranks and no state; :class:`~stoker.loaders.dataset.StreamingDataset` has all of these,
     and ``dataset[i]``, too.
 
     >>> LocalDataset("data/train")[0]  # doctest: +SKIP

@@ -50,50 +50,50 @@ _MOST_PARTS: Final = 1 << 14
 
 
 class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch]):
-    """Batches for language models from a token column of Parquet files, or from other token files.
+    """Makes batches for language models from the token column of Parquet files, or from other token files.
 
-    Iterating gives this rank's batches of the next epoch as :class:`~stoker.tokens.batch.LMBatch`. Where tokens lie is known
-    from footers alone; a row group is decoded while the one before is delivered. torch's ``DataLoader`` takes a loader as it
-    is, with ``batch_size=None``; but each of its workers then decodes all that the rank reads, so ``read_threads`` are the
-    better way to more speed.
+    Iterating gives this rank's batches of the next epoch as :class:`~stoker.tokens.batch.LMBatch`. Only footers are
+    read to locate tokens; a row group is decoded while the one before it is delivered. A loader can be passed to torch's
+    ``DataLoader`` with ``batch_size=None``, but each of its workers then decodes everything that the rank reads: to read
+    faster, raise ``read_threads`` instead.
 
     Args:
         source: Parquet files: a directory, URL prefix, file, pattern or list; Megatron's ``.bin`` or ``.idx``; or a
             :class:`~stoker.tokens.sources.source.TokenSource`, such as :class:`~stoker.tokens.sources.source.RawSource`.
             Or a dict of several such by name, which are mixed: see docs/tokens/mixtures.md.
         shard: this rank and the seed, in one object. Default: ``world`` and ``seed``.
-        batch_size: rows a batch on one rank.
-        seq_len: tokens a row.
+        batch_size: rows in a batch of one rank.
+        seq_len: tokens in a row.
         format: ``"delta"`` or ``"iceberg"``: ``source`` is a table, of which the files of one version are read.
         column: the token column. Default: ``input_ids``, ``token_ids`` or ``tokens``.
         layout: ``"concat"``: documents joined, and cut at every ``seq_len`` tokens; ``"pack"``: whole documents side by
             side; ``"pad"``: a document a row, too long ones are an error; ``"truncate"``: likewise, but they are cut.
-        granularity: what is not divided among ranks: ``"file"`` (by name, file i is of rank ``i % world_size``),
-            ``"row_group"``, or ``"row"``. Default: the first of these for which there are enough, and no rank has more than
-            5 % above the mean; where that is not files, it is logged.
+        granularity: the unit that ranks do not share: ``"file"`` (by name, file i is of rank ``i % world_size``),
+            ``"row_group"``, or ``"row"``. Default: the first of these with at least one unit for each rank and no rank more
+            than 5 % above the mean; if that is not ``"file"``, it is logged.
         shuffle: mix files, row groups and rows anew in every epoch; otherwise the order of files. An epoch's order depends on
             the seed and its number alone. But for ``"row"``, a rank has the same files or row groups in every epoch.
         seed: of the order, where ``shard`` has none; default 42.
-        weights: of a mixture: the part of all tokens that each source has, by name, or a
-            :class:`~stoker.Schedule` of them, whose times are tokens. Default: all tokens of each source, once.
+        weights: of a mixture: each source's share of all tokens, by name, or a :class:`~stoker.Schedule` of shares, whose
+            times are counted in tokens. Default: all tokens of each source, once.
         repeat: instead of weights, how often an epoch has the tokens of a source, by name; 1 where it is not named.
         epoch_tokens: tokens of an epoch of a mixture, such as ``"10b"``. Default: as many as all sources have. Each source
-            goes on where the epoch before left it.
-        num_canonical_nodes: C, into how many parts the rows of each source of a mixture are divided, whatever the world is;
-            best a multiple of the number of ranks, or a divisor. Default: 8. A rank that reads several has a block of each
-            in memory; ranks that share one decode the same blocks.
-        too_long: with ``"pack"``, what becomes of documents longer than ``seq_len``: ``"split"``, ``"truncate"`` or
+            continues where it stopped in the epoch before.
+        num_canonical_nodes: the number of parts into which the rows of each source of a mixture are divided, independently
+            of the world size; best a multiple of the number of ranks, or a divisor. Default: 8. A rank that reads
+            several parts has a block of each in memory; ranks that share a part decode the same blocks.
+        too_long: with ``"pack"``, the handling of documents longer than ``seq_len``: ``"split"``, ``"truncate"`` or
             ``"error"``.
-        shuffle_tokens: row groups are put together until they have about so many tokens, and rows are mixed among them.
-            More mixes better where files have few and large row groups, and takes more memory.
-        remainder: what becomes of ranks that do not have equally many rows: ``"pad"`` repeats a rank's own and says so,
-            ``"drop"`` stops all with the first to end, and says so; with both all ranks take the same number of steps.
+        shuffle_tokens: size of the shuffle buffer: row groups are combined until they have about this many tokens, and their
+            rows are shuffled together. More shuffles better if files have few, large row groups, and takes more memory.
+        remainder: the handling of ranks with different numbers of rows: ``"pad"`` repeats rows of a rank, ``"drop"`` stops
+            all ranks when the first has no more rows; with both, all ranks take equally many steps, and this is logged.
             ``"uneven"`` does neither.
         read: :class:`~stoker.formats.base.ReadOptions`: ``read_threads`` row groups are decoded at once, ahead of the one
             that is delivered (default 1); ``download_threads``; ``cache="memory"`` holds row groups of remote files in memory
             while processes of the node read them, and writes them nowhere. The others have no meaning here.
         local: directory of the cache for remote files; default below ``$STOKER_CACHE`` or ``~/.cache/stoker``.
-        cache_limit: bytes that it may take.
+        cache_limit: bytes that this cache may take.
         storage_options: credentials and settings for remote files.
         format_options: ``{"on_bad_files": "skip"}`` leaves damaged files out, and lists them in :attr:`skipped_files`; of a
             table also which version, see docs/formats.md.

@@ -25,7 +25,7 @@ _Item_co = TypeVar("_Item_co", covariant=True)
 
 @runtime_checkable
 class Loader(Protocol[_Item_co]):
-    """The protocol of all loaders: deliver a rank's part of an epoch, resume, give statistics, close.
+    """The protocol of all loaders: iterate over a rank's part of an epoch, save and load states, give statistics, close.
 
     ``StreamingDataset``, ``StreamingDataLoader``, ``StreamingShardLoader``, ``StreamingParquetLoader`` and ``LMStream`` are
     loaders. ``isinstance`` sees whether an object has these methods; :class:`stoker.testing.LoaderTests` tests what they do.

@@ -43,7 +43,7 @@ __all__ = ["FILLER", "Adaptive", "Checkpoint", "StreamStats", "StreamingConfig",
 
 
 class StreamingShardLoader(ShardWork, ShardCheckpoints, CloseOnExit):
-    """Hands out one worker's samples, or batches, of a dataset.
+    """Delivers one worker's samples or batches of a dataset, with checkpoints and statistics of its own.
 
     In lockstep (all partitions but :class:`~stoker.pipeline.workers.adaptive.Adaptive`) a worker's part follows from its
     rank; with ``global_batch_size=`` from a plan, by which unlike machines get unlike parts of each global batch. With

@@ -37,7 +37,7 @@ Mask: TypeAlias = NDArray[np.bool_]
 @checked
 @dataclass(frozen=True, slots=True)
 class HashSplit:
-    """The samples whose hash falls into ``[low, high)`` of ``[0, 1]``. Splits with a common bound share no sample.
+    """The samples whose hash lies in ``[low, high)``, a part of ``[0, 1]``. Adjacent splits of one seed share no sample.
 
     Attributes:
         low: where the part begins, a fraction.
@@ -65,7 +65,7 @@ class HashSplit:
 
 @checked
 def train_validation_split(validation: Fraction | float = 0.1, seed: int = 0) -> tuple[HashSplit, HashSplit]:
-    """Two parts that share no sample and together are everything.
+    """A training and a validation split, which share no sample and together have all samples.
 
     Args:
         validation: the fraction of samples in the second part, between 0 and 1.
@@ -151,7 +151,7 @@ class SkipIds(_IdList):
 @checked
 @dataclass(frozen=True, slots=True)
 class SkipSteps:
-    """Steps of an epoch that a ``quarantine`` leaves out. As many before them come in their places, or after.
+    """Steps of an epoch that a ``quarantine`` excludes. Samples of earlier steps take their places, or else of later ones.
 
     >>> SkipSteps(340, 343, epoch=0, global_batch=512).as_dict()
     {'epoch': 0, 'steps': [340, 343], 'global_batch': 512}

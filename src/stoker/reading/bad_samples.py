@@ -58,10 +58,10 @@ _TAIL: Final = 256
 @checked
 @dataclass(frozen=True, slots=True)
 class BadSamples:
-    """The treatment of bad samples, how many there may be, and where they are listed.
+    """The handling of bad samples: skip, replace or raise; limits on their number; and a file that lists them.
 
     A sample is bad if its bytes are damaged, if a column does not decode, or if ``transform`` or a subclass raises
-    an error for it. What is not the sample's fault (storage, a full disk, a missing package) is always an error.
+    an error for it. Faults that are not the sample's (storage, a full disk, a missing package) always raise an error.
 
     >>> BadSamples("replace", max_bad=1000, file="bad.jsonl").on_bad_sample
     'replace'
@@ -70,11 +70,11 @@ class BadSamples:
         on_bad_sample: ``"skip"`` leaves it out: its batch is shorter, and all ranks take as many steps as without it.
             ``"replace"`` delivers another sample of the epoch in its place, which comes before it in the order, the same one
             in any world: batches are full. ``"raise"`` ends the iteration.
-        max_bad: bad samples that the processes of this dataset object may meet; the next one ends the iteration. A dataset
-            that ``map()`` makes of it counts its own. ``None``: any number.
-        max_share: the share of the samples read by one process that may be bad, 0 to 1, of at least 1,000 samples: up to 100
-            bad ones are allowed at once where it is 0.1.
-        max_in_a_row: bad samples that may follow each other in what one process delivers.
+        max_bad: most bad samples in all processes of this dataset object; one more ends the iteration. A dataset that
+            ``map()`` returns has a count of its own. ``None``: no limit.
+        max_share: largest share of bad samples among those that one process has read, 0 to 1. The share is taken of at least
+            1,000 samples, so with 0.1 the first 100 bad samples are always allowed.
+        max_in_a_row: most consecutive bad samples in one process.
         file: a file to which each bad sample is appended as a line of JSON: ``sample``, ``url``, ``shard``, ``row``,
             ``column``, ``reason``. One that it lists already, from another epoch or run, is not appended again. All
             processes of this machine may append to the same file.

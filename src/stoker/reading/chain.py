@@ -13,9 +13,9 @@ from stoker.reading.steps import Step, check_own
 
 
 class Chain(StepMethods):
-    """Steps that make samples, one after the other. A value: each method gives a new one.
+    """A sequence of steps that are applied to each sample. Immutable: each method returns a new chain.
 
-    ``transform=`` of a dataset takes it, and ``dataset.map(f)`` adds to that of the dataset.
+    Pass it as ``transform=`` of a dataset; ``dataset.map(f)`` adds a step to the chain of the dataset.
 
     >>> chain = Chain().map(str.strip).random_map(lambda text, rng: text * rng.integers(1, 3), name="repeat")
     >>> chain, chain.names

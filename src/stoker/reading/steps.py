@@ -113,7 +113,7 @@ Generators: TypeAlias = Callable[[SamplePlace, str, Generator], Any]
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a chain: a value that pickles, compares and hashes.
+    """One step of a chain. Immutable, picklable and hashable; equal steps do the same.
 
     >>> class Scale(Step):
     ...     kind = "scale"

@@ -138,7 +138,7 @@ _NULLS: Final = "unknown"
 @checked
 @dataclass(frozen=True, slots=True)
 class Where(Condition):
-    """A column compared with a value.
+    """A condition on samples: a column is compared with a value.
 
     Args:
         column: name of a column of numbers, text, bytes or dates. Structs, lists and arrays need :meth:`function`.

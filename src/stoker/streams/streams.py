@@ -58,7 +58,7 @@ MOVED: Final[Mapping[str, str]] = {
 )
 @dataclass(eq=False)
 class Stream:
-    """One of the streams of a dataset. ``None`` stands for the dataset's own setting.
+    """One source of a dataset, with its weight and settings. ``None`` means the setting of the dataset.
 
     Subclasses may have arguments and attributes of their own. A dataset that opens a stream sets its ``proportion``,
     ``repeat`` and ``choose`` to what they are among its streams, unless a schedule decides.
@@ -71,20 +71,20 @@ class Stream:
             also a file, a pattern or a list of files.
         local: directory for the cache; see :class:`~stoker.loaders.dataset.StreamingDataset`.
         split: sub-directory of both.
-        name: what weights, states and messages call it. Default: the split, or the last parts of the path that tell it
-            from the other streams; give one where streams may be added later.
-        proportion: its part of the dataset, relative to other streams' proportions.
-        repeat: how often each of its samples comes in an epoch.
-        choose: how many samples of it come in an epoch. At most one of these three.
+        name: its name in weights, states and messages. Default: the split, or as many last parts of the path as make it
+            unique; pass a name if streams may be added later.
+        proportion: its weight, relative to the proportions of other streams.
+        repeat: how many times an epoch has each of its samples.
+        choose: how many of its samples an epoch has. Pass at most one of these three.
         download_retry, download_timeout, validate_hash, keep_zip, storage_options: as for the dataset.
         format: ``None``: shards with an index.json, of any formats, or files whose names tell their format. A name: files of
             this format as they are, indexed from a listing and their own headers; see docs/formats.md.
         format_options: settings of the format, by name; see there.
-        subset: which of its samples belong: :class:`~stoker.order.subsets.HashSplit`, ``KeepIds``, ``SkipIds`` or
-            ``Where``, or a list of them, all of which must let a sample in.
+        subset: the samples of the stream to use: :class:`~stoker.order.subsets.HashSplit`, ``KeepIds``, ``SkipIds`` or
+            ``Where``, or a list of these; a sample is used if all of them include it.
 
     Raises:
-        ConfigError: arguments that make no sense.
+        ConfigError: arguments are invalid, or cannot be combined.
     """
 
     remote: Files | None = None

@@ -49,7 +49,7 @@ class Extents:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LMBatch:
-    """b rows of s tokens. Everything but ids and labels is computed on first use.
+    """A batch of b rows of s tokens. Fields other than ids and labels are computed when first accessed.
 
     Attributes:
         input_ids: shape ``(b, s)``.

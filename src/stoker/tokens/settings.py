@@ -32,7 +32,7 @@ class LMOptions(TypedDict, total=False):
 @checked
 @dataclass(frozen=True, slots=True)
 class ShardConfig:
-    """The rank, the world size and the seed of a ``StreamingParquetLoader``: short for its ``world=`` and ``seed=``.
+    """The rank, the world size and the seed of a ``StreamingParquetLoader``: shorthand for its ``world=`` and ``seed=``.
 
     Attributes:
         rank: in ``[0, world_size)``.

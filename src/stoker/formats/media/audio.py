@@ -62,7 +62,7 @@ class AudioFacts:
 
 
 class Audio(MediaHandle["_Decoder", AudioFacts]):
-    """A sound that is decoded when it is asked for, whole or by clip.
+    """An audio recording that is decoded on request, whole or by clip.
 
     A handle is cheap, as that of a :class:`~stoker.formats.media.video.Video`. FLAC, WAV, AIFF and Opus in Ogg are
     decoded by libsndfile; MP3, Vorbis, M4A, AAC and the sound of videos by FFmpeg.

@@ -53,7 +53,7 @@ class VideoFacts:
 
 
 class Video(MediaHandle["_Decoder", VideoFacts]):
-    """A video that is decoded by clip.
+    """A video whose clips are decoded on request.
 
     A handle is cheap: it holds the place of the video, or its bytes, and nothing is read before :meth:`clip` or
     :attr:`facts` need it. Of a file at a URL these read the header and the bytes of the clip, not the rest. Handles can be

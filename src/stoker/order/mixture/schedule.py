@@ -169,8 +169,8 @@ class Schedule:
     Attributes:
         points: when weights begin to hold, and the weights by stream name, in order. The first is at 0. A time is a number
             of samples, or of epochs (``"2ep"``). Every point names all streams.
-        interpolate: steps in which weights go from one point's to the next one's, each as long as the others; 0: they hold
-            until the next point, and change there at once.
+        interpolate: number of equally long steps in which weights change from one point to the next; 0: weights stay the
+            same until the next point, and change there at once.
     """
 
     points: tuple[tuple[int | str, tuple[tuple[str, float], ...]], ...]

@@ -51,7 +51,7 @@ def _metric(about: str, count: Count | None = None, *, name: str = "", unit: str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStats:
-    """Statistics of a loader: what was loaded, and what it took. ``stats()`` of every loader gives one.
+    """Statistics of a loader: samples, bytes and times of reading them. ``stats()`` of every loader returns them.
 
     Times are in seconds. All is counted since the loader was made, over its DataLoader workers, too.
 

@@ -44,7 +44,7 @@ def _write_at_end() -> None:
 
 
 class Trace:
-    """Records what all of stoker does in this process and in those that it starts meanwhile, while its ``with`` block runs.
+    """Records the work of stoker during a ``with`` block, in this process and in those that it starts meanwhile.
 
     At the end of the block the file is written: open it at https://ui.perfetto.dev. It has a span for each time that a thread
     lists, fetches, decompresses, opens, decodes, transforms, collates, sends or waits. DataLoader workers take part where

@@ -33,7 +33,7 @@ _THRESHOLD: Final = 0.2
 @checked(base="Elastic(), or a static strategy such as RoundRobin()")
 @dataclass(frozen=True)
 class Adaptive:
-    """Workers lease splits of the epoch's order from a coordinator, the faster more of them.
+    """A partition in which workers lease splits of the epoch from a coordinator; faster workers lease more.
 
     For jobs whose workers do not run in lockstep: embedding, evaluation, preprocessing, rollouts. Only for
     :class:`~stoker.loaders.shard_loader.StreamingShardLoader`. Every sample is committed exactly once an epoch. It is

@@ -243,7 +243,7 @@ def tokenize(
     storage_options: StorageOptions | None = None,
     progress_bar: bool = False,
 ) -> TokenizeReport:
-    """Tokenize all documents of some files, in order.
+    """Tokenize all documents of text files into token files, in order.
 
     The output is the same for any number of processes. Memory is bounded by a few MiB of text a process, and a row group.
     Processes are spawned, so a script that calls this needs ``if __name__ == "__main__"``. A run that is killed leaves
@@ -258,8 +258,8 @@ def tokenize(
             turned off.
         format: ``"parquet"`` or ``"mds"``.
         column: column or key of the text; default ``text``, ``content``, or the only one of text.
-        append_eos: put a token behind each document: its text, its id, or True for the one that the tokenizer has of the
-            usual names. Batches can be given eos later, too: do not do both.
+        append_eos: append a token to each document: its text, its id, or True for the tokenizer's end-of-text token with one
+            of the usual names. Loaders can add it instead (``eos_id=``): do not use both.
         add_special_tokens: add what the tokenizer's template adds, such as a token that begins a document.
         parse_special_tokens: take what a text has of special tokens, such as ``<|endoftext|>``, for these; otherwise it is
             text like any other, as others wrote it.
