@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -20,7 +23,31 @@ from stoker.types import Ids
 _MARKED: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _MARKS: Final = "give template= one that marks it by {% generation %}, such as those that TRL has for training"
 _QUESTION, _ANSWER = "Name seventeen zebras", "Friendly walruses yodel"
+_DAY: Final = datetime(2025, 1, 1, tzinfo=UTC)
+"""The day that it is for templates that write today's date: the tokens of a conversation are the same on each day."""
 _PROOF: Final = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
+
+
+def _dated(template: str) -> str:
+    """The template with a fixed day for what asks for today's; transformers hands no functions to templates."""
+    found = sorted({*re.findall("%-?[aAbBdeHIjmMpSyY]", template)})
+    codes = "".join(f"|replace({code!r}, {_DAY.strftime(code)!r})" for code in found)
+    macro = f"{{% macro strftime_now(form) %}}{{{{ form{codes} }}}}{{% endmacro %}}{{{{ '' }}}}"
+    return macro + template if "strftime_now" in template else template
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn what a template or tokenizer raises into a FormatError."""
+    try:
+        yield
+    except FormatError:
+        raise
+    except BaseException as error:
+        pass_exits(error)
+        raise FormatError(
+            f"the chat template refuses the conversation, or the tokenizer its text: {type(error).__name__}: {error}"
+        ) from error
 
 
 class ChatTokenizer:
@@ -70,7 +97,9 @@ class ChatTokenizer:
                 "the tokenizer has no chat template: give template=, the one that the model was trained with"
             )
         self.tools, self._turns = tools, turns
-        self._tokenizer, self._template, self._options = tokenizer, str(found), dict(options or {})
+        with contextlib.suppress(Exception):  # one with parts in Python has no copy
+            tokenizer = copy.deepcopy(tokenizer)  # which threads use, and nobody changes
+        self._tokenizer, self._template, self._options = tokenizer, _dated(str(found)), dict(options or {})
         self._marked = _MARKED.search(self._template) is not None
         self._prompt = ""
         self._prove()
@@ -79,7 +108,8 @@ class ChatTokenizer:
     def identity(self) -> str:
         """A hash of the template, and of the ids and labels of a conversation."""
         ids, learnt = self(_PROOF)
-        told = [self._template, self._turns, sorted(map(repr, self._options.items())), ids.tolist(), learnt.tolist()]
+        options = sorted(map(repr, self._options.items()))
+        told = [self._template, self._turns, self.tools, options, ids.tolist(), learnt.tolist()]
         return xxhash.xxh3_128_hexdigest(json.dumps(told).encode())
 
     def __call__(self, messages: Any, tools: Any = None) -> tuple[Ids, NDArray[np.bool_]]:
@@ -99,9 +129,10 @@ class ChatTokenizer:
         ids, learnt, _ = self._tokens(messages, tools)
         return ids, learnt
 
+    @_refusals()
     def _tokens(self, messages: Any, tools: Any = None) -> tuple[Ids, NDArray[np.bool_], str]:
         """The same, and the text that is learnt."""
-        given, tools = _messages(messages), _parsed(tools)
+        given, tools = _messages(messages), _parsed(tools, "the tools") or None
         spoken = [number for number, message in enumerate(given) if message["role"] == "assistant"]
         if not spoken:
             raise FormatError(
@@ -111,6 +142,8 @@ class ChatTokenizer:
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = np.array(found["input_ids"], np.int64)
         starts, stops = np.array(found["offset_mapping"], np.int64).reshape(-1, 2).T
+        # Where a tokenizer trims offsets, a token of spaces is said to lie behind them.
+        starts = np.where(starts == stops, np.minimum(starts, np.append(0, stops[:-1])), starts)
         learnt = np.zeros(ids.size, np.bool_)
         spans = self._marked_spans(given, tools, text) if self._marked else self._spans(given, tools, text, spoken)
         spans = spans if self._turns == "all" else spans[-1:]
@@ -131,13 +164,9 @@ class ChatTokenizer:
         return ids, learnt, said
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, **options: Any) -> str:
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                list(messages), tools=tools, chat_template=self._template, tokenize=False, **self._options, **options
-            )
-        except BaseException as error:
-            pass_exits(error)
-            raise FormatError(f"the chat template refuses the conversation: {type(error).__name__}: {error}") from error
+        text: str = self._tokenizer.apply_chat_template(
+            list(messages), tools=tools, chat_template=self._template, tokenize=False, **self._options, **options
+        )
         return text
 
     def _spans(
@@ -167,17 +196,13 @@ class ChatTokenizer:
         """The same in a template that marks them."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        try:
-            (rendered,), (spans,) = render_jinja_template(
-                conversations=[list(messages)],
-                tools=tools,
-                chat_template=self._template,
-                return_assistant_tokens_mask=True,
-                **{**self._tokenizer.special_tokens_map, **self._options},
-            )
-        except BaseException as error:
-            pass_exits(error)
-            raise FormatError(f"the chat template refuses the conversation: {type(error).__name__}: {error}") from error
+        (rendered,), (spans,) = render_jinja_template(
+            conversations=[list(messages)],
+            tools=tools,
+            chat_template=self._template,
+            return_assistant_tokens_mask=True,
+            **{**self._tokenizer.special_tokens_map, **self._options},
+        )
         if rendered != text:
             raise FormatError("the chat template gives another text when it is asked for the marks of what is learnt")
         return [(int(first), int(end)) for first, end in spans]
@@ -185,7 +210,10 @@ class ChatTokenizer:
     def _prove(self) -> None:
         """See that of a question and an answer the answer is learnt, and the question is not."""
         try:
-            bare, prompted = (self._render(_PROOF[:1], None, add_generation_prompt=prompt) for prompt in (False, True))
+            with _refusals():
+                bare, prompted = (
+                    self._render(_PROOF[:1], None, add_generation_prompt=prompt) for prompt in (False, True)
+                )
             self._prompt = prompted.removeprefix(bare) if prompted.startswith(bare) else ""
             _, _, said = self._tokens(_PROOF)
         except FormatError as error:
@@ -213,24 +241,27 @@ def _words(text: str) -> list[str]:
 
 def _messages(given: Any) -> list[dict[str, Any]]:
     """A conversation as a list of dicts, without keys that have no value, as Arrow has them of other messages."""
-    found = _parsed(given)
-    if isinstance(found, np.ndarray | tuple):
-        found = list(found)
+    found = _parsed(given, "a conversation")
     if not isinstance(found, list) or not found:
         raise FormatError(f"a conversation is a list of messages, got {with_article(type(found).__name__)}")
     for number, message in enumerate(found):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise FormatError(f"message {number} is not a dict with a role: {str(message)[:80]}")
-    return [_full(message) for message in found]
+            raise FormatError(
+                f"message {number} is not a dict with a role: {str(message)[:80]}: give it role and content by map()"
+            )
+    # Nulls within JSON, such as an argument of a tool's call, are what somebody wrote.
+    return [{name: one for name, one in message.items() if one is not None} for message in found]
 
 
-def _parsed(given: Any) -> Any:
+def _parsed(given: Any, what: str) -> Any:
     if not isinstance(given, str | bytes):
-        return given
+        return _full(given)
+    if not given:
+        return None
     try:
         return json.loads(given)
-    except ValueError as error:
-        raise FormatError(f"a conversation that is text should be JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{what} should be JSON where it is text: {error}") from error
 
 
 def _full(value: Any) -> Any:
