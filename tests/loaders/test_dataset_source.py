@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import pickle
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -281,3 +283,81 @@ def test_what_is_no_column_of_tokens_is_an_error(tmp_path: Path) -> None:
         pass
     with pytest.raises(ConfigError, match="there are no tokens in column 'tokens'"):
         DatasetSource(StreamingDataset(local=tmp_path / "none"), "tokens")
+
+
+def test_what_integers_bytes_hold_is_part_of_the_identity(tmp_path: Path) -> None:
+    write("bytes", tmp_path, [[1, 2, 3, 4], [5, 6]])
+
+    def make(dtype: Any) -> DatasetSource:
+        return DatasetSource(StreamingDataset(local=tmp_path), "tokens", token_dtype=dtype)
+
+    made = {dtype: make(dtype) for dtype in ("uint16", "int16", "uint32", np.uint16)}
+    assert [one.about["tokens"] for one in made.values()] == [6, 6, 3, 6]
+    assert len({one.about["fingerprint"] for one in made.values()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (None, "returned a NoneType: expected a list of ids for each text"),
+        ({"input_ids": [[1], [2]]}, r'returned a dict with input_ids: .*\["input_ids"\]'),
+        ([["a"], ["b"]], "something else than a list of ids for each text"),
+        ([1], "returned 1 lists of ids for 2 texts"),
+    ],
+)
+def test_a_tokenizer_that_makes_no_ids_is_an_error(made: Any, message: str, tmp_path: Path) -> None:
+    write("jsonl", tmp_path, documents(3))
+    with pytest.raises(ConfigError, match=message):
+        DatasetSource(StreamingDataset(local=tmp_path), "text", tokenizer=lambda _: made)
+
+
+def test_a_tokenizer_of_few_words_is_told_by_its_code(tmp_path: Path) -> None:
+    given = documents()
+    write("jsonl", tmp_path, given)
+
+    def make(tokenizer: Any) -> DatasetSource:
+        return DatasetSource(StreamingDataset(local=tmp_path), "text", tokenizer=tokenizer)
+
+    first = make(lambda texts: [[int(word) for word in text.split()] for text in texts])
+    other = make(lambda texts: [[int(word), 7] for text in texts for word in text.split()[:1]])
+    assert (first.about["tokens"], other.about["tokens"]) == (sum(map(len, given)), 2 * len(given))
+    with pytest.raises(SampleError, match=r"row 0 \(sample 0\).*the tokenizer raised AttributeError"):
+        make(lambda texts: texts.encode())
+
+
+def test_a_tokenizer_that_pads_or_cuts(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    given = documents(100)
+    write("jsonl", tmp_path, given)
+    words = {"[UNK]": 0, **{str(token): token for one in given for token in one}}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.enable_padding()
+
+    def make() -> DatasetSource:
+        return DatasetSource(StreamingDataset(local=tmp_path), "text", tokenizer=tokenizer)
+
+    assert make().about["tokens"] == sum(map(len, given))
+    tokenizer.enable_truncation(5)
+    with pytest.raises(ConfigError, match=r"cuts texts .* call its no_truncation"):
+        make()
+
+
+def test_others_wait_for_a_count_that_takes_long(tmp_path: Path) -> None:
+    given = documents(400)
+    write("jsonl", tmp_path, given)
+    called: list[int] = []
+
+    def slow(texts: Sequence[str]) -> list[list[int]]:
+        if texts[0].isdigit() or " " in texts[0][:6]:
+            called.append(len(texts))
+            time.sleep(0.02)
+        return tokens_of(texts)
+
+    def make(_: int) -> int:
+        dataset = StreamingDataset(local=tmp_path, download_timeout=0.2)
+        return int(DatasetSource(dataset, "text", tokenizer=slow).about["tokens"])
+
+    with ThreadPoolExecutor(3) as threads:
+        assert set(threads.map(make, range(3))) == {sum(map(len, given))}
+    assert sum(called) < 2 * len(given)

@@ -16,10 +16,12 @@ from numpy.typing import DTypeLike
 
 from stoker.arguments import checked, must_know
 from stoker.concurrency.forks import ProcessLocal
+from stoker.concurrency.user_code import pass_exits
 from stoker.errors import ConfigError, CorruptDataError, SampleError
 from stoker.order.native import NativeOrder
 from stoker.order.selection import dense_starts
 from stoker.pipeline.epoch_reader import EpochReader
+from stoker.pipeline.stages.tokenize import check_tokenized
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.chain import Chain, as_chain
 from stoker.reading.sample_errors import located, location_of, url_of_shard
@@ -31,7 +33,7 @@ from stoker.streams.streams import Streams
 from stoker.tokens.chat import ChatTokenizer
 from stoker.tokens.order.division import Groups
 from stoker.tokens.sources.block_buffer import measure
-from stoker.tokens.sources.document_column import as_function
+from stoker.tokens.sources.document_column import Tokenize, as_function
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import SkippedFile
 from stoker.types import Column, Ids
@@ -133,7 +135,7 @@ class DatasetSource:
         self.column, self._dtype, self._location = column, token_dtype, location
         self._chat = tokenizer if isinstance(tokenizer, ChatTokenizer) else None
         self.learns_parts = self._chat is not None
-        self._reader, made = _reading(dataset.epoch_reader, column, tokenizer)
+        self._reader, made = _reading(dataset.epoch_reader, column, tokenizer, token_dtype)
         self._ahead = _Ahead()
         self.name, self.url = stream.name, stream.url
         self._selection = stream.selection
@@ -207,8 +209,11 @@ class DatasetSource:
             self._reader.pool.expect(self._ahead.shards)
 
     def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:
+        return self._keep(kind, recipe, lambda _: make())
+
+    def _keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[ArraySink], Ids]) -> Ids:
         def write(sink: ArraySink) -> tuple[str, bytes]:
-            sink.append(np.ascontiguousarray(make(), dtype=np.int64))
+            sink.append(np.ascontiguousarray(make(sink), dtype=np.int64))
             return "int64", b""
 
         return derived_array(self._location, kind, self.column, {**self._recipe, **recipe}, write).array
@@ -342,7 +347,7 @@ class DatasetSource:
 
         told: list[int] = []
 
-        def make(number: int) -> Ids:
+        def make(number: int, sink: ArraySink) -> Ids:
             logger.log(
                 logging.INFO if told else logging.WARNING,
                 "%s: column %r of %d samples is read once to count its tokens (part %d of %d)",
@@ -353,16 +358,17 @@ class DatasetSource:
                 len(parts),
             )
             told.append(number)
-            counted = measure(
-                self, parts[number].tolist(), lambda lengths: np.array([lengths.size, lengths.sum()], np.int64)
-            )
-            return np.concatenate([np.zeros(0, np.int64), *counted])
+            counts = [np.zeros(0, np.int64)]
+            for lengths in measure(self, parts[number].tolist(), lambda lengths: (lengths.size, lengths.sum())):
+                counts.append(np.array(lengths, np.int64))
+                sink.beat()  # processes that wait for a count that makes no progress would begin one too
+            return np.concatenate(counts)
 
         recipe = {"version": _VERSION, "groups": len(groups), "parts": len(parts)}
         try:
             counts = np.concatenate(
                 [
-                    self.keep("document-counts", {**recipe, "part": number}, partial(make, number))
+                    self._keep("document-counts", {**recipe, "part": number}, partial(make, number))
                     for number in range(len(parts))
                 ]
             ).reshape(-1, 2)
@@ -403,7 +409,9 @@ def _check_order(dataset: OpenedDataset, order: object, streams: Streams) -> Non
         raise ConfigError("a DatasetSource can not read a quarantine: leave its samples out by subset=SkipIds([...])")
 
 
-def _reading(reader: EpochReader, column: str, tokenizer: Any) -> tuple[EpochReader, dict[str, Any]]:
+def _reading(
+    reader: EpochReader, column: str, tokenizer: Any, token_dtype: DTypeLike | None
+) -> tuple[EpochReader, dict[str, Any]]:
     """A reader of the column of samples by id, and what decides its values besides the data."""
     settings, made = reader.settings, dict[str, Any]()
     chain = as_chain(settings.transform)
@@ -420,16 +428,36 @@ def _reading(reader: EpochReader, column: str, tokenizer: Any) -> tuple[EpochRea
         if reader.pool.index.samples:
             must_know("the dataset's column", columns, reader.pool.index.columns)
         settings = replace(settings, columns=columns)
+    if token_dtype is not None:
+        made["token_dtype"] = np.dtype(token_dtype).str
     if isinstance(tokenizer, ChatTokenizer):
         made["tokenizer"] = tokenizer.identity
     elif tokenizer is not None:
+        if getattr(tokenizer, "truncation", None):
+            raise ConfigError(
+                f"the tokenizer cuts texts ({tokenizer.truncation}), and what is cut would be lost without a word: call its "
+                "no_truncation(); layout= of the loader says what becomes of long documents"
+            )
         tokenize = as_function(tokenizer)
-        made["tokenizer"] = xxhash.xxh3_128_hexdigest(
-            repr([list(map(int, ids)) for ids in tokenize(list(_PROBE))]).encode()
-        )
+        made["tokenizer"] = _identity(tokenize)
         most = int(np.iinfo(np.int64).max)
         steps = (*steps, TokenizeColumn("tokenizer of a DatasetSource", tokenize, column, most))
     return reader.with_settings(replace(settings, transform=Chain(steps) if steps else None)), made
+
+
+def _identity(tokenize: Tokenize) -> str:
+    """A hash of the ids of the probe; of the code where a tokenizer takes no such text, as one of numbers."""
+    try:
+        found = tokenize(list(_PROBE))
+    except BaseException as error:  # noqa: BLE001
+        pass_exits(error)
+        return hash_function(tokenize)
+    check_tokenized(found, _PROBE)
+    try:
+        told = [np.asarray(ids, np.int64).tolist() for ids in found]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"the tokenizer returned something else than a list of ids for each text: {error}") from error
+    return xxhash.xxh3_128_hexdigest(repr(told).encode())
 
 
 def _columns(column: str, chat: ChatTokenizer | None) -> tuple[str, ...]:

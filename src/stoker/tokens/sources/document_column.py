@@ -79,6 +79,7 @@ def as_function(tokenizer: Any) -> Tokenize:
         if hasattr(tokenizer, "encode_special_tokens"):
             with contextlib.suppress(Exception):  # one with parts in Python has no copy
                 tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+                tokenizer.no_padding()  # which makes ids depend on the texts beside
         return partial(_encoded, tokenizer)
     if not callable(tokenizer):
         raise ConfigError(
