@@ -361,3 +361,22 @@ def test_others_wait_for_a_count_that_takes_long(tmp_path: Path) -> None:
     with ThreadPoolExecutor(3) as threads:
         assert set(threads.map(make, range(3))) == {sum(map(len, given))}
     assert sum(called) < 2 * len(given)
+
+
+def test_what_layouts_keep_is_of_the_counts(tmp_path: Path) -> None:
+    given = [[1, 2, 3]] * 200
+    write("jsonl", tmp_path, given)
+
+    def read() -> Counter[int]:
+        dataset = StreamingDataset(local=tmp_path)
+        (loader,) = loaders(lambda: DatasetSource(dataset, "text", tokenizer=tokens_of), 1, layout="pack")
+        return tokens_in(loader)
+
+    assert read() == Counter({1: 200, 2: 200, 3: 200})
+    for shard in tmp_path.glob("shard.*"):  # in place, of the same size
+        shard.write_bytes(shard.read_bytes().replace(b"1 2 3", b"1 223"))
+    with pytest.raises(CorruptDataError, match="remove document-counts"):
+        read()
+    for counts in tmp_path.rglob("document-counts.*"):
+        counts.unlink()
+    assert read() == Counter({1: 200, 223: 200})

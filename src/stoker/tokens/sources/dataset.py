@@ -144,6 +144,8 @@ class DatasetSource:
         self._counted = False
         self.groups: _Rows = self._divide()
         self.groups, self._counted = self._count(), True
+        counts = np.concatenate([self.groups.rows, self.groups.tokens])
+        self._recipe["counts"] = xxhash.xxh3_128_hexdigest(counts.tobytes())  # which decide what layouts keep
         tokens = int(self.groups.tokens.sum())
         if not tokens:
             raise ConfigError(f"{location.where}: there are no tokens in column {column!r}")
