@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
+import pytest
 
 from patience import PATIENCE
 from stoker import MDSWriter
@@ -22,6 +24,7 @@ from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.order.partition import Elastic, Partition
 from stoker.order.partition_strategies import Contiguous, HashBased, RoundRobin, Stratified
+from stoker.storage.transfer.settings import FILE_STORES
 
 __all__ = [
     "COLUMNS",
@@ -37,6 +40,7 @@ __all__ = [
     "ids_of",
     "make_dataset",
     "open_parquet",
+    "read_local_files_into_memory",
     "run_script",
     "sample_of",
     "start_script",
@@ -266,3 +270,14 @@ def run_script(command: Sequence[Any], **env: str) -> list[Any]:
         raise AssertionError(f"{command[0]} hung: {error.stdout!r} {error.stderr!r}") from None
     assert done.returncode == 0, f"{command[0]} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return [json.loads(line) for line in done.stdout.splitlines() if line.strip()]
+
+
+def read_local_files_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ``storage_options={"read_by": "buffered"}`` without stoker-bench: local datasets in a memory cache."""
+    of_packages = importlib.metadata.entry_points
+    ours = importlib.metadata.EntryPoint("buffered", "stoker.storage.local:LocalStore", FILE_STORES)
+
+    def entry_points(**which: Any) -> Any:
+        return importlib.metadata.EntryPoints([ours]) if which == {"group": FILE_STORES} else of_packages(**which)
+
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)

@@ -27,9 +27,16 @@ from stoker.partitions import Stratified
 from stoker.storage import Store, open_store
 from stoker.streams.labels import column_labels
 from stoker.writers import JSONWriter
-from support import cache_of, write_samples
+from support import cache_of, read_local_files_into_memory, write_samples
 
 SAMPLES = 200
+
+
+@pytest.fixture(autouse=True)
+def _local_files_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_local_files_into_memory(monkeypatch)
+
+
 HASHES = pytest.mark.parametrize("hashes", [(), ("xxh3_64",)], ids=["plain", "hashed"])
 PACKED = pytest.mark.parametrize("compression", [None, "zstd"], ids=["raw", "zstd"])
 

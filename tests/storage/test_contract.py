@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import secrets
 import threading
@@ -41,28 +40,6 @@ class TestLocal(StoreTests):
         (self.root / "folder" / "key").mkdir(parents=True)
         with pytest.raises(StorageError, match="folder/key"):
             self.open("folder").put_stream("key", lambda: iter([b"x"]))
-
-
-class TestLocalRead(TestLocal):
-    """Local files that are read by calls, in parts, and not mapped."""
-
-    def open(self, path: str) -> Store:
-        return open_store(self.root / path, {"read_by": "buffered", "part_size": "1MB"})
-
-
-class TestLocalDirect(TestLocal):
-    """Local files that are read around the page cache."""
-
-    @pytest.fixture(autouse=True)
-    def _takes_direct(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_bytes(b"1")
-        try:
-            os.close(os.open(tmp_path / "file", os.O_RDONLY | os.O_DIRECT))
-        except OSError:
-            pytest.skip("this file system refuses O_DIRECT")
-
-    def open(self, path: str) -> Store:
-        return open_store(self.root / path, {"read_by": "direct", "part_size": "1500000"})
 
 
 class TestMemory(StoreTests):

@@ -1,9 +1,7 @@
-"""Local files that are read into memory: around the page cache, or through it."""
+"""Options of local files and of objects that other packages understand, and those that nobody does."""
 
 from __future__ import annotations
 
-import os
-import random
 import re
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -12,123 +10,38 @@ from typing import Any
 import numpy as np
 import pytest
 
-from page_cache import resident_pages
 from stoker import MDSWriter, ReadOptions, StreamingDataset
-from stoker.errors import ConfigError, StorageError
+from stoker.errors import ConfigError
 from stoker.lazy import INSTALL_BENCH
 from stoker.storage import open_store
-from stoker.storage.transfer.file_reads import ALIGNED, aligned_memory, fill_direct
 from stoker.storage.transfer.settings import OBJECT_CLIENTS
-
-SIZE = (2 << 20) + 1234
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with a file, which is not in the page cache, on a file system that takes O_DIRECT."""
-    path = tmp_path / "folder" / "file"
-    path.parent.mkdir()
-    path.write_bytes(random.Random(1).randbytes(SIZE))
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        if resident_pages(descriptor, SIZE) != (0, -(-SIZE // ALIGNED)):
-            pytest.skip("the files of this file system do not leave the page cache")
-        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
-    except OSError:
-        pytest.skip("this file system refuses O_DIRECT")
-    finally:
-        os.close(descriptor)
-    return path.parent
+from support import read_local_files_into_memory
 
 
-def cached(folder: Path) -> float:
-    descriptor = os.open(folder / "file", os.O_RDWR)
-    try:
-        found = resident_pages(descriptor, SIZE)
-    finally:
-        os.close(descriptor)
-    return found[0] / found[1]
-
-
-def test_any_bytes_of_a_file_come_into_any_memory(folder: Path) -> None:
-    fd = os.open(folder / "file", os.O_RDONLY | os.O_DIRECT)
-    whole = random.Random(1).randbytes(SIZE)
-    edges = (0, 1, 511, 512, ALIGNED - 1, ALIGNED, ALIGNED + 1, 3 * ALIGNED, SIZE - ALIGNED, SIZE - 1, SIZE)
-    memory = aligned_memory(SIZE + ALIGNED)
-    try:
-        for start in edges:
-            for end in (edge for edge in edges if edge >= start):
-                for shift in (0, 1):
-                    into = memory[shift : shift + end - start]
-                    fill_direct(fd, into, start)
-                    assert into == whole[start:end], (start, end, shift)
-        with pytest.raises(OSError, match="shrank"):
-            fill_direct(fd, memory[:ALIGNED], SIZE - 10)
-    finally:
-        os.close(fd)
-
-
-def test_direct_reads_leave_the_page_cache_alone_and_buffered_ones_fill_it(folder: Path) -> None:
-    options = {"read_by": "direct", "part_size": "1MB"}
-    assert open_store(folder, options).get("file", max_bytes=SIZE) == random.Random(1).randbytes(SIZE)
-    assert cached(folder) == 0
-    open_store(folder, {"read_by": "buffered"}).get("file", max_bytes=SIZE)
-    assert cached(folder) == 1
+def test_settings_of_files_that_make_no_sense_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: EntryPoints())
+    with pytest.raises(ConfigError, match="without read_by"):
+        open_store("/tmp/x", {"part_size": "8MB"})
+    with pytest.raises(ConfigError) as raised:
+        open_store("/tmp/x", {"read_by": "direct"})
+    assert str(raised.value) == (
+        f"storage_options['read_by'] is 'direct': that comes with the package stoker-bench: {INSTALL_BENCH}"
+    )
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("read_by", ["direct", "buffered"])
-def test_a_dataset_of_a_directory_is_read_into_memory(read_by: str, folder: Path) -> None:
-    out = folder / "mds"
-    with MDSWriter(out=str(out), columns={"x": "ndarray"}, size_limit=100_000) as writer:
-        for number in range(40):
-            writer.write({"x": np.full(5000 + number, number, np.uint8)})
-    options = {"read_by": read_by}
-    with StreamingDataset(remote=str(out), read=ReadOptions(cache="memory"), storage_options=options) as dataset:
-        assert [int(dataset[number]["x"].sum()) for number in (0, 39)] == [0, 39 * 5039]
-        assert sum(1 for _ in dataset) == 40
-        assert dataset.stats().bytes_fetched >= 40 * 5000
-    raw = StreamingDataset(
-        remote=str(folder), format="files", read=ReadOptions(cache="memory"), storage_options=options
-    )
-    assert {len(sample["data"]) for sample in raw} >= {SIZE}
+def test_a_package_reads_local_files_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_local_files_into_memory(monkeypatch)
+    with MDSWriter(out=str(tmp_path), columns={"x": "int"}) as writer:
+        writer.write({"x": 1})
+    options = {"read_by": "buffered"}
+    assert open_store(tmp_path, options).transfer.read_by == "buffered"
+    memory = ReadOptions(cache="memory")
+    assert [row["x"] for row in StreamingDataset(remote=str(tmp_path), read=memory, storage_options=options)] == [1]
     with pytest.raises(ConfigError, match=r"needs ReadOptions\(cache='memory'\)"):
-        StreamingDataset(remote=str(out), storage_options=options)
+        StreamingDataset(remote=str(tmp_path), storage_options=options)
     with pytest.raises(ConfigError, match="give the directory as remote="):
-        StreamingDataset(local=str(out), read=ReadOptions(cache="memory"), storage_options=options)
-
-
-def test_a_file_that_is_cut_is_an_error(folder: Path) -> None:
-    store = open_store(folder, {"read_by": "direct"})
-    version = store.head("file").version
-    with open(folder / "file", "r+b") as file:
-        file.truncate(SIZE // 2)
-    with pytest.raises(StorageError):
-        store.get_ranges("file", [0], [SIZE])
-    with pytest.raises(StorageError):
-        store.get_ranges("file", [0], [10], version=version)
-
-
-def test_a_file_system_that_refuses_is_named() -> None:
-    if not os.path.isdir("/proc/self"):
-        pytest.skip("there is no /proc")
-    with pytest.raises(ConfigError, match="refuses O_DIRECT: read by other means"):
-        open_store("/proc/self", {"read_by": "direct"}).get("status", max_bytes=1 << 20)
-
-
-def test_settings_of_files_that_make_no_sense_are_refused() -> None:
-    for given, said in (
-        ({"read_by": "mmap"}, "'direct'"),
-        ({"part_size": "8MB"}, "without read_by"),
-        ({"read_by": "direct", "region": "x"}, "mean nothing for local files"),
-        ({"read_by": "direct", "patience": 3}, "mean nothing"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            open_store("/tmp/x", given)
-    with pytest.raises(ConfigError, match="mean nothing for s3://b"):
-        open_store("s3://b", {"read_by": "direct"})
+        StreamingDataset(local=str(tmp_path), read=memory, storage_options=options)
 
 
 def test_an_unknown_library_is_told_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from stoker.errors import ConfigError, import_option
+from stoker.lazy import load_plugin, plugins
 from stoker.storage.local import LocalStore
 from stoker.storage.retry import RetryPolicy
 from stoker.storage.store import Store
-from stoker.storage.transfer.settings import split_transfer
+from stoker.storage.transfer.settings import FILE_STORES, split_transfer
 from stoker.storage.url import parse_url
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def open_store(
             ...; ``client_options`` for those of the HTTP client; of ``hf://``, ``token`` and ``endpoint``). Each
             overrides the environment
             (``AWS_*``, ``S3_ENDPOINT_URL``, ...), and credentials replace the environment's as a whole. Besides,
-            ``endpoints``, ``library``, ``part_size``, ``part_requests``, ``patience`` and, of files, ``read_by``: see
+            ``endpoints``, ``library``, ``part_size``, ``part_requests`` and ``patience``: see
             :class:`~stoker.storage.transfer.settings.Transfer`.
         retry: how long to try again; by default for 300 s.
         stall_timeout: seconds without a byte after which a request fails. Beyond them, what is read must come at
@@ -62,7 +63,6 @@ def open_store(
     if rest:
         raise ConfigError(f"{location.url}: storage_options {sorted(rest)} mean nothing for local files.")
     if transfer.read_by is not None:
-        from stoker.storage.transfer.file_reads import CalledStore
-
-        return CalledStore(url, options, retry=retry, stall_timeout=stall_timeout)
+        made = load_plugin(plugins(FILE_STORES)[transfer.read_by], f"the store of read_by={transfer.read_by!r}")
+        return cast("Store", made(url, options, retry=retry, stall_timeout=stall_timeout))
     return LocalStore(url, retry=retry, stall_timeout=stall_timeout)

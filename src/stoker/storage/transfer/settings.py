@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stoker.concurrency.threads import Threads
 from stoker.display import nearest
@@ -27,6 +26,8 @@ LEAST_PART: Final = 1 << 20
 OBJECT_CLIENTS: Final = "stoker.object_clients"
 """Group of entry points: a package that can fetch objects of S3, besides obstore, and a function that makes
 :data:`~stoker.storage.remote.clients.Fetch` of a bucket and a :class:`~stoker.storage.remote.options.ClientSpec`."""
+FILE_STORES: Final = "stoker.file_stores"
+"""Group of entry points: a way to read local files into memory, and the :class:`~stoker.storage.local.LocalStore` of it."""
 LEAST_UPLOAD_PART: Final = 5 << 20
 """Bytes below which S3 takes a part of an upload only as the last one."""
 _USUAL_REQUESTS: Final = 4
@@ -45,8 +46,7 @@ class Transfer:
         patience: seconds in which a request is tried again; ``None`` for those of the store's
             :class:`~stoker.storage.retry.RetryPolicy`.
         library: the package that fetches objects of S3; ``None`` for obstore, by which all else is done in any case.
-        read_by: local files are read into memory: ``"direct"`` by ``O_DIRECT``, around the page cache, ``"buffered"`` through
-            it; ``None``: they are mapped.
+        read_by: local files are read into memory in a way that another package has; ``None``: they are mapped.
     """
 
     endpoints: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Transfer:
     part_requests: int = _USUAL_REQUESTS
     patience: float | None = None
     library: str | None = None
-    read_by: Literal["direct", "buffered"] | None = None
+    read_by: str | None = None
 
     @property
     def used_endpoints(self) -> tuple[str, ...]:
@@ -169,23 +169,23 @@ def object_clients() -> dict[str, EntryPoint]:
 
 
 def _library(name: str, value: Any) -> str | None:
-    if value == "obstore":
-        return None
-    known = object_clients()
-    if value not in known:
-        names = ("obstore", *sorted(known))
-        others = "" if known else f"; others come with the package stoker-bench: {INSTALL_BENCH}"
-        raise ConfigError(
-            f"storage_options[{name!r}] is {value!r}: expected {' or '.join(map(repr, names))}{nearest(value, names)}{others}"
-        )
-    return str(value)
+    return None if value == "obstore" else _known(name, value, object_clients(), "obstore")
 
 
 def _read_by(name: str, value: Any) -> str:
-    if value not in ("direct", "buffered"):
-        raise ConfigError(f"storage_options[{name!r}] is {value!r}: expected 'direct' (O_DIRECT) or 'buffered'")
-    if value == "direct" and not hasattr(os, "O_DIRECT"):
-        raise ConfigError(f"storage_options[{name!r}]: this system has no O_DIRECT")
+    return _known(name, value, plugins(FILE_STORES))
+
+
+def _known(name: str, value: Any, known: Mapping[str, EntryPoint], *own: str) -> str:
+    if value not in known:
+        names = (*own, *sorted(known))
+        expected = [f"expected {' or '.join(map(repr, names))}{nearest(value, names)}"] if names else []
+        others = (
+            []
+            if known
+            else [f"{'others come' if own else 'that comes'} with the package stoker-bench: {INSTALL_BENCH}"]
+        )
+        raise ConfigError(f"storage_options[{name!r}] is {value!r}: {'; '.join(expected + others)}")
     return str(value)
 
 

@@ -7,11 +7,10 @@ from abc import abstractmethod
 from pathlib import Path
 
 from stoker.errors import ObjectNotFoundError
-from stoker.storage import open_store
 from stoker.storage.files.mapped import map_file
 from stoker.storage.files.regular import read_regular
-from stoker.storage.transfer.file_reads import aligned_memory
 from stoker_bench.clients.base import Client, ClientLocation, Data
+from stoker_bench.clients.file_store import CalledStore, aligned_memory
 
 
 class _Files(Client):
@@ -54,7 +53,7 @@ class Direct(_Files):
         super().__init__(location)
         given = {"part_size": location.part_bytes, "part_requests": location.part_requests}
         options = {name: value for name, value in given.items() if value is not None}
-        self._store = open_store(location.url, {"read_by": "direct", **options})
+        self._store = CalledStore(location.url, {"read_by": "direct", **options})
 
     def _read(self, path: Path, name: str) -> Data:
         memory = aligned_memory(os.stat(path).st_size)

@@ -29,8 +29,15 @@ class CalledStore(LocalStore):
     A file larger than ``part_size`` is read by ``part_requests`` calls at once, each in a thread. Memory that begins at a
     multiple of 4096 is read into without a copy.
 
+    Found as the storage option by the entry points ``stoker.file_stores``.
+
     Errors: as of :class:`~stoker.storage.store.Store`, and :class:`ConfigError` where a file system refuses ``O_DIRECT``.
     """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.transfer.read_by == "direct" and not _DIRECT:
+            raise ConfigError("storage_options['read_by']: this system has no O_DIRECT")
 
     def _copy_all(self, fd: int, target: int, size: int, digest: Any) -> int:
         self._copy_part(fd, target, 0, size, 0, digest)
