@@ -121,4 +121,4 @@ def pack(documents: Ragged, how: LMSettings, *, too_long: TooLong = "split", fir
     how.padding("the pack layout")
     placed = pack_documents(documents, how, too_long)
     spans, shape = placed.spans(np.arange(placed.count), how.seq_len), (placed.count, how.seq_len)
-    return assemble(documents, spans, shape, how, first_document=first_document, cut=placed.cut)
+    return assemble(documents, spans, shape, how, first_document=first_document, cut=placed.cut).batch(how)

@@ -54,7 +54,7 @@ def test_labels_are_the_learnt_tokens(
     settings = LMSettings(8, labels=labels, pad_id=PAD, eos_id=eos)
     if packed:
         rows = pack_documents(made, settings, "split")
-        batch = assemble(made, rows.spans(np.arange(rows.count), 8), (rows.count, 8), settings)
+        batch = assemble(made, rows.spans(np.arange(rows.count), 8), (rows.count, 8), settings).batch(settings)
     else:
         batch = pad(made, settings, too_long="truncate")
     assert batch.labels is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -74,34 +74,17 @@ class LMBatch:
     cut_tokens: int = 0
 
     @classmethod
-    def concat(cls, parts: Sequence[LMBatch], rows: Ids | None = None) -> LMBatch:
-        """The rows of all batches, of which there is at least one, of one width and made with the same settings.
-
-        ``rows``: numbers of them all, int64, in the order in which they come; default: as they are.
-        """
-        if len(parts) == 1:
-            return parts[0] if rows is None else parts[0].take(rows)
+    def concat(cls, parts: Sequence[LMBatch]) -> LMBatch:
+        """The rows of all batches, of which there is at least one, of one width and made with the same settings."""
         one = parts[0]
-        ends = np.cumsum([0, *(len(part) for part in parts)])
-        places = np.arange(int(ends[-1])) if rows is None else np.empty_like(rows)
-        if rows is not None:
-            places[rows] = np.arange(rows.size)
-        both = np.empty((1 + (one.given_labels is not None), places.size, one.shape[1]), one.input_ids.dtype)
-        for part, first, stop in zip(parts, ends.tolist(), ends[1:].tolist(), strict=False):
-            here = slice(first, stop) if rows is None else places[first:stop]
-            both[0, here] = part.input_ids
-            if part.given_labels is not None:
-                both[1, here] = part.given_labels
-        return cls(
-            both[0],
-            None if one.given_labels is None else both[1],
-            one.label_kind,
-            sum(part.num_tokens for part in parts),
-            partial(_extents_of_parts, [part.made for part in parts], ends * one.shape[1], one.shape[1], rows),
-            one.ignore_index,
-            one.reset_positions,
-            sum(part.cut_documents for part in parts),
-            sum(part.cut_tokens for part in parts),
+        return replace(
+            one,
+            input_ids=np.concatenate([part.input_ids for part in parts]),
+            given_labels=None if one.given_labels is None else np.concatenate([part.labels for part in parts]),
+            num_tokens=sum(part.num_tokens for part in parts),
+            made=partial(extents_of_parts, [part.made for part in parts], [part.shape for part in parts]),
+            cut_documents=sum(part.cut_documents for part in parts),
+            cut_tokens=sum(part.cut_tokens for part in parts),
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,42 +106,19 @@ class LMBatch:
             known = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.extents.lengths)])
             borders = np.searchsorted(self.extents.starts, np.array([*firsts, count], dtype=np.int64) * width)
             tokens = np.diff(known[borders]).tolist()
-        labels = self.given_labels
+        labels, made = self.given_labels, self.made if isinstance(self.made, Extents) else cache(self.made)
         return [
             LMBatch(
                 self.input_ids[first : first + size],
                 None if labels is None else labels[first : first + size],
                 self.label_kind,
                 number,
-                partial(_extents_of_rows, self, np.arange(first, first + size, dtype=np.int64)),
+                partial(extents_of_part, made, width, first, first + size),
                 self.ignore_index,
                 self.reset_positions,
             )
             for first, size, number in zip(firsts, sizes, tokens, strict=True)
         ]
-
-    def take(self, rows: Ids) -> LMBatch:
-        """A batch of some rows, in this order. It reports cut documents where it has all rows.
-
-        Args:
-            rows: their numbers, int64, each at most once.
-        """
-        width, whole = self.shape[1], rows.size == len(self)
-        tokens = self.num_tokens
-        if not whole:
-            tokens = rows.size * width
-            if self.num_tokens < self.input_ids.size:
-                tokens = int(_extents_of_rows(self, rows).lengths.sum())
-        labels = self.given_labels
-        return replace(
-            self,
-            input_ids=self.input_ids[rows],
-            given_labels=None if labels is None else labels[rows],
-            num_tokens=tokens,
-            made=partial(_extents_of_rows, self, rows),
-            cut_documents=self.cut_documents if whole else 0,
-            cut_tokens=self.cut_tokens if whole else 0,
-        )
 
     def __repr__(self) -> str:
         rows, width = self.shape
@@ -380,25 +340,28 @@ class LMBatch:
         return gaps_and_spans(self.extents.starts, self.extents.lengths, self.input_ids.size)
 
 
-def _extents_of_rows(batch: LMBatch, rows: Ids) -> Extents:
-    """Positions of documents' tokens in some rows of a batch, in their order."""
-    return _reordered(batch.extents, batch.shape[1], rows)
-
-
-def _extents_of_parts(
-    made: Sequence[Extents | Callable[[], Extents]], begins: Ids, width: int, rows: Ids | None
+def extents_of_parts(
+    made: Sequence[Extents | Callable[[], Extents]], shapes: Sequence[tuple[int, int]], rows: Ids | None = None
 ) -> Extents:
-    """Positions of documents' tokens in batches one after the other, whose rows then come in an order."""
+    """Positions of documents' tokens in batches one after the other; in the order in which ``rows`` come, if it is given."""
     parts = [one if isinstance(one, Extents) else one() for one in made]
+    begins = np.cumsum([0, *(count * width for count, width in shapes)]).tolist()
     whole = Extents(
-        np.concatenate([part.starts + begin for part, begin in zip(parts, begins.tolist(), strict=False)]),
+        np.concatenate([part.starts + begin for part, begin in zip(parts, begins, strict=False)]),
         np.concatenate([part.lengths for part in parts]),
         np.concatenate([part.documents for part in parts]),
     )
-    return whole if rows is None else _reordered(whole, width, rows)
+    return whole if rows is None else extents_of_rows(whole, shapes[0][1], rows)
 
 
-def _reordered(whole: Extents, width: int, rows: Ids) -> Extents:
+def extents_of_part(made: Extents | Callable[[], Extents], width: int, first: int, stop: int) -> Extents:
+    """Positions of documents' tokens in rows of a batch that follow each other."""
+    whole = made if isinstance(made, Extents) else made()
+    return extents_of_rows(whole, width, np.arange(first, stop, dtype=np.int64))
+
+
+def extents_of_rows(whole: Extents, width: int, rows: Ids) -> Extents:
+    """Positions of documents' tokens in some rows of a batch, in their order."""
     first = np.searchsorted(whole.starts, rows * width)
     counts = np.searchsorted(whole.starts, (rows + 1) * width) - first
     part = ranges(first, counts)

@@ -14,6 +14,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.formats.registry import load
 from stoker.order.shuffle.bijection import permute
 from stoker.tokens.batch import LMBatch
+from stoker.tokens.layouts.assemble import TokenRows
 from stoker.tokens.layouts.bin_packing import PackedRows, TooLong
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
@@ -143,7 +144,7 @@ class TokenLayout(ABC):
         """Prepare a block of what was read."""
 
     @abstractmethod
-    def batch(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
+    def take(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> TokenRows:
         """Some rows of blocks that follow each other, from amount ``inside`` of the first on."""
 
     def rows(self, documents: Ragged, first: int) -> LMBatch:
@@ -179,9 +180,9 @@ def order_of(count: int, key: int | None) -> Ids | None:
     return permute(np.arange(count, dtype=np.int64), count, key) if count else np.zeros(0, dtype=np.int64)
 
 
-def batch_of_rows(
-    blocks: Sequence[DocumentBlock], inside: int, count: int, make: Callable[[DocumentBlock, Ids], LMBatch]
-) -> LMBatch:
+def rows_of_units(
+    blocks: Sequence[DocumentBlock], inside: int, count: int, make: Callable[[DocumentBlock, Ids], TokenRows]
+) -> TokenRows:
     """Rows that are a unit each, of blocks one after the other."""
     parts = []
     for block in blocks:
@@ -191,7 +192,7 @@ def batch_of_rows(
             parts.append(make(block, rows))
         count -= stop - inside
         inside = 0
-    return LMBatch.concat(parts)
+    return TokenRows.concat(parts)
 
 
 LayoutName = Literal["concat", "pack", "pad", "truncate"]

@@ -15,6 +15,7 @@ from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import Plan, Run
 from stoker.policy import TOKENS_AHEAD
 from stoker.tokens.batch import SOURCE_SHIFT, LMBatch
+from stoker.tokens.layouts.assemble import TokenRows
 from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout
 from stoker.tokens.order.division import Granularity, ReadSequence, RowGroupRuns, join_groups
 from stoker.tokens.order.prefetch import read_ahead
@@ -98,8 +99,10 @@ class BlockBuilder:
         self.rest()
         try:
             load = partial(self.load, order, order.last_blocks(run.plan))
-            for parts, rows in read_ahead(steps, load, self.layout.batch, threads):
-                yield LMBatch.concat(parts, rows).split(batch_size)
+            for parts, rows in read_ahead(steps, load, self.layout.take, threads):
+                batches = TokenRows.concat(parts, rows).batches(batch_size, self.settings)
+                parts.clear()  # its blocks may go
+                yield from batches
         finally:
             self.rest()
 

@@ -17,11 +17,11 @@ from stoker.arguments import at_least
 from stoker.errors import ConfigError, StateError
 from stoker.integers import mix
 from stoker.tokens.batch import Extents, LMBatch
-from stoker.tokens.layouts.assemble import batch_arrays, full_lengths, make_batch
+from stoker.tokens.layouts.assemble import TokenRows, full_lengths, put_eos
 from stoker.tokens.layouts.base import BlockInput, DocumentBlock, RowMaker, TokenLayout, order_of, state_number
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.settings import LMSettings
-from stoker.tokens.sources.ragged import Ragged, copy_spans, offsets_of
+from stoker.tokens.sources.ragged import Ragged, gather_spans, offsets_of
 from stoker.tokens.sources.source import TokenSource
 from stoker.types import Array, Ids
 
@@ -53,6 +53,10 @@ def windows(
         FormatError: an id is not in the vocabulary.
         ConfigError: there are not so many rows, or the last is not full and there is no ``pad_id``.
     """
+    return _windows(documents, skip, count, settings, first_document).batch(settings)
+
+
+def _windows(documents: Ragged, skip: int, count: int, settings: LMSettings, first_document: int | Ids) -> TokenRows:
     documents.check(settings.limit)
     size = settings.seq_len
     starts = documents.offsets if settings.eos_id is None else stream_starts(documents.lengths, settings)
@@ -66,17 +70,18 @@ def windows(
     return _rows_at(DocumentBlock(documents, numbers, None, starts), at, settings)
 
 
-def _rows_at(block: DocumentBlock, at: Ids, settings: LMSettings) -> LMBatch:
-    """Rows that begin at some offsets in a block's stream. If it ends within the last of them, padding fills that up."""
+def _rows_at(block: DocumentBlock, at: Ids, settings: LMSettings) -> TokenRows:
+    """Rows that begin at some offsets in a block's stream. If it ends within the last of them, the rest is padding."""
     size, total = settings.seq_len, int(block.starts[-1])
     shifted, ends = settings.labels == "shifted", np.minimum(at + size, total)
-    ids, labels = batch_arrays(at.size * size, settings)
-    tokens = ids.size - (int(at[-1]) + size - int(ends[-1]) if at.size else 0)
+    tokens = at.size * size - (int(at[-1]) + size - int(ends[-1]) if at.size else 0)
     made: Extents | Callable[[], Extents]
     if settings.eos_id is None and block.order is None and bool((np.diff(at) == size).all()):
         # The tokens lie there as they are.
         first = int(at[0]) if at.size else 0
-        ids[:tokens] = block.documents.values[first : first + tokens]
+        ids = block.documents.values[first : first + tokens]
+        if tokens < at.size * size:
+            ids = np.append(ids, np.zeros(at.size * size - tokens, dtype=ids.dtype))
         low, high = np.searchsorted(block.starts, (first, first + tokens), side="right" if shifted else "left").tolist()
         borders = block.starts[low:high] - (first + shifted)
         made = partial(_extents, block, at, ends, size)
@@ -86,22 +91,35 @@ def _rows_at(block: DocumentBlock, at: Ids, settings: LMSettings) -> LMBatch:
         starts, ended = block.starts[rows], begins + lengths == block.starts[rows + 1]
         lasts = (targets + lengths - 1)[ended]
         sources = block.documents.offsets[documents] + (begins - starts)
-        if settings.eos_id is None:
-            copy_spans(block.documents.values, sources, lengths, ids, targets)
-        else:
-            copy_spans(block.documents.values, sources, lengths - ended, ids, targets)
-            ids[lasts] = settings.eos_id
+        copied = lengths if settings.eos_id is None else lengths - ended
+        ids = gather_spans(block.documents.values, sources, copied, targets, at.size * size)
+        ids = put_eos(ids, lasts, settings)
         borders = lasts if shifted else targets[begins == starts]
         made = Extents(targets, lengths, block.numbers[documents])
-    if tokens < ids.size:
-        ids[tokens:] = settings.padding("a row that no tokens fill")
-    if labels is not None:
-        _label(block, ids, labels, ends, settings)
-        if not settings.cross_document_labels:
-            labels[borders] = settings.ignore_index
+    if settings.labels == "none" or settings.cross_document_labels:
         # Nothing follows the last token of all.
-        labels[tokens - (shifted and at.size > 0 and int(ends[-1]) == total) :] = settings.ignore_index
-    return make_batch(ids, labels, (at.size, size), settings, tokens, made)
+        borders = np.arange(tokens - 1, tokens)[: shifted and at.size > 0 and int(ends[-1]) == total]
+    return _labelled(block, ids.reshape(-1, size), tokens, ends, borders, settings, made)
+
+
+def _labelled(
+    block: DocumentBlock,
+    ids: Array,
+    tokens: int,
+    ends: Ids,
+    borders: Ids,
+    settings: LMSettings,
+    made: Extents | Callable[[], Extents],
+) -> TokenRows:
+    """Rows of a block with their labels. ``ends``: where each ends in the block's stream. ``borders``: slots of labels that
+    are not to be learnt, as they are of another document."""
+    size, ignored = settings.seq_len, settings.ignore_index
+    slots, labels = borders, np.full(borders.size, ignored)
+    if settings.labels == "shifted":
+        slots = borders[borders % size < size - 1]
+        labels = np.concatenate([_behind(block, ends, settings), labels[: slots.size]])
+        slots = np.concatenate([np.arange(size - 1, ids.size, size), slots])
+    return TokenRows(ids, tokens, slots, labels, made)
 
 
 def _spans(block: DocumentBlock, at: Ids, ends: Ids, size: int) -> tuple[Ids, Ids, Ids, Ids]:
@@ -124,21 +142,20 @@ def _extents(block: DocumentBlock, at: Ids, ends: Ids, size: int) -> Extents:
     return Extents(targets, lengths, block.numbers[rows])
 
 
-def _label(block: DocumentBlock, ids: Array, labels: Array, ends: Ids, settings: LMSettings) -> None:
-    """Labels as if there were no borders of documents; ``ends``: where each row ends in the block's stream."""
-    if settings.labels == "unshifted":
-        labels[:] = ids
-        return
-    labels[:-1] = ids[1:]
-    # What is behind a row: more of its last document, or the next one that is not empty.
+def _behind(block: DocumentBlock, ends: Ids, settings: LMSettings) -> Ids:
+    """Labels of the last tokens of rows: what is behind them, if it may be learnt; ``ends``: as of :func:`_labelled`."""
+    # More of its last document, or the next one that is not empty.
     last = np.minimum(np.searchsorted(block.starts, ends, side="right") - 1, len(block.documents) - 1)
     documents = last if block.order is None else block.order[last]
-    values = block.documents.values
-    sources = block.documents.offsets[documents] + (ends - block.starts[last])
+    values, starts = block.documents.values, block.starts[last]
+    sources = block.documents.offsets[documents] + (ends - starts)
     tokens = values[np.minimum(sources, values.size - 1)].astype(np.int64)
     if settings.eos_id is not None:
         tokens[block.starts[last + 1] == ends + 1] = settings.eos_id
-    labels[settings.seq_len - 1 :: settings.seq_len] = tokens
+    tokens[(ends == block.starts[-1]) | ((starts == ends) & (not settings.cross_document_labels))] = (
+        settings.ignore_index
+    )
+    return tokens
 
 
 class Joiner:
@@ -340,9 +357,9 @@ class ConcatLayout(TokenLayout):
         """Number of rows that lie in a block of so many amounts, of which the first begins at ``phase``."""
         return max(0, total - self.reach - phase) // self.settings.seq_len
 
-    def batch(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
+    def take(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> TokenRows:
         size = self.settings.seq_len
-        parts: list[LMBatch] = []
+        parts: list[TokenRows] = []
         for number, block in enumerate(blocks):
             total = int(block.starts[-1])
             first, phase = divmod(inside, size)
@@ -363,31 +380,25 @@ class ConcatLayout(TokenLayout):
             if not count:
                 break
             inside = phase + begun * size - total
-        return LMBatch.concat(parts)
+        return TokenRows.concat(parts)
 
-    def _inside(self, block: DocumentBlock, at: Ids) -> LMBatch:
+    def _inside(self, block: DocumentBlock, at: Ids) -> TokenRows:
         """Rows that lie in one block, by the offsets in its stream at which they begin."""
         settings, size = self.settings, self.settings.seq_len
         if not block.whole or int(at[0]) % size:
             return _rows_at(block, at, settings)
         # A document is a row.
-        ids, labels = batch_arrays(at.size * size, settings)
         rows = at // size
         documents = rows if block.order is None else block.order[rows]
-        ids.reshape(-1, size)[:] = block.documents.values.reshape(-1, size)[documents]
-        if labels is not None and settings.cross_document_labels:
-            _label(block, ids, labels, at + size, settings)
-        elif labels is not None:
-            # The token behind a row is of another document: there is no need to look for it.
-            if self._shifted:
-                labels[:-1] = ids[1:]
-            else:
-                labels[:] = ids
-            labels[size - 1 if self._shifted else 0 :: size] = settings.ignore_index
-        extents = partial(_whole_rows, block.numbers, documents, size)
-        return make_batch(ids, labels, (at.size, size), settings, ids.size, extents)
+        ids = block.documents.values.reshape(-1, size)[documents]
+        made = partial(_whole_rows, block.numbers, documents, size)
+        if settings.cross_document_labels:
+            return _labelled(block, ids, ids.size, at + size, at[:0], settings, made)
+        # The token behind a row is of another document: there is no need to look for it.
+        slots = np.arange(size - 1 if self._shifted else 0, 0 if settings.labels == "none" else ids.size, size)
+        return TokenRows(ids, ids.size, slots, np.full(slots.size, settings.ignore_index), made)
 
-    def _across(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
+    def _across(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> TokenRows:
         """Rows that begin in one block and go on in others, or of which the last is not full."""
         needed = inside + count * self.settings.seq_len + 1
         documents, numbers = [], []
@@ -405,7 +416,7 @@ class ConcatLayout(TokenLayout):
             if needed <= 0:
                 break
         joined = Ragged.concat(documents)
-        return windows(joined, skip, count, self.settings, first_document=np.concatenate(numbers))
+        return _windows(joined, skip, count, self.settings, np.concatenate(numbers))
 
 
 def _whole_rows(numbers: Ids, documents: Ids, size: int) -> Extents:

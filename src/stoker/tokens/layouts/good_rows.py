@@ -20,7 +20,8 @@ from stoker.order.step import runs_with_step
 from stoker.reading.bad_samples import BadSampleNotes, BadSampleSink, OnBadSample
 from stoker.reading.replacement import Replacements, none_is_good
 from stoker.reading.sample_errors import SampleLocation
-from stoker.tokens.batch import Extents, LMBatch
+from stoker.tokens.batch import LMBatch
+from stoker.tokens.layouts.assemble import TokenRows
 from stoker.tokens.layouts.base import DocumentBlock, TokenLayout
 from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.order.prefetch import read_ahead
@@ -62,26 +63,26 @@ class _Rows:
 
     Attributes:
         inside: amounts of the first block before the rows.
-        batch: all rows, zeros in the bad ones.
+        rows: all rows, zeros in the bad ones.
         bad: number to error of those that are bad.
     """
 
     blocks: Sequence[_CheckedBlock]
     inside: int
-    batch: LMBatch
+    rows: TokenRows
     bad: Mapping[int, DecodeError]
 
     def __len__(self) -> int:
-        return len(self.batch)
+        return len(self.rows)
 
-    def part(self, layout: TokenLayout, first: int, count: int) -> LMBatch:
+    def part(self, layout: TokenLayout, first: int, count: int) -> TokenRows:
         """Some of the rows, none of which is bad."""
         inside = self.inside + first * layout.step
         blocks = list(self.blocks)
         while inside >= (total := int(blocks[0].starts[-1])):
             inside -= total
             del blocks[0]
-        return layout.batch(blocks, inside, count)
+        return layout.take(blocks, inside, count)
 
 
 class GoodRowBuilder:
@@ -110,9 +111,10 @@ class GoodRowBuilder:
         try:
             for parts, delivered in read_ahead(steps, epoch.load, epoch.make, threads):
                 if epoch.are_good(parts):
-                    together = LMBatch.concat(parts, delivered)
-                    log.enter(len(together))
-                    yield together.split(batch_size)
+                    log.enter(sum(map(len, parts)))
+                    batches = TokenRows.concat(parts, delivered).batches(batch_size, builder.settings)
+                    parts.clear()  # its blocks may go
+                    yield from batches
                     continue
                 rows = [(part, number) for part in parts for number in range(len(part))]
                 if delivered is not None:
@@ -120,13 +122,13 @@ class GoodRowBuilder:
                 parts.clear()  # its blocks may go
                 for first in range(0, len(rows), batch_size):
                     here = rows[first : first + batch_size]
-                    batch, bad = epoch.good_batch(here)
+                    made, bad = epoch.good_rows(here)
                     log.enter(len(here))
                     del here
                     for number, error in bad:
                         log.note(number, error)
-                    yield [batch]
-                    del batch
+                    yield [made.batch(builder.settings)]
+                    del made
                 del rows
         finally:
             builder.rest()
@@ -163,35 +165,37 @@ class _EpochRows:
         other_block = replace(block, documents=other)
         return _CheckedBlock.of(block, sequence=sequence, number=number, lost=lost, other=other_block)
 
-    def make(self, blocks: Sequence[_CheckedBlock], inside: int, count: int) -> LMBatch | _Rows:
-        """Make rows, and find those that are bad; a batch where there are none."""
-        batch = self._layout.batch(blocks, inside, count)
+    def make(self, blocks: Sequence[_CheckedBlock], inside: int, count: int) -> TokenRows | _Rows:
+        """Make rows, and find those that are bad; without more where there are none."""
+        rows = self._layout.take(blocks, inside, count)
         if not self._lossy or all(one.other is None for one in blocks):
-            return batch
-        other = self._layout.batch([one.other or one for one in blocks], inside, count)
+            return rows
+        settings = self._layout.settings
+        batch = rows.batch(settings)
+        other = self._layout.take([one.other or one for one in blocks], inside, count).batch(settings)
         differ = (batch.input_ids != other.input_ids).any(axis=1)
         if batch.given_labels is not None:
             differ |= (batch.labels != other.labels).any(axis=1)
         bad = {number: self._error(blocks, batch, number) for number in np.flatnonzero(differ).tolist()}
-        return _Rows(blocks, inside, batch, bad) if bad else batch
+        return _Rows(blocks, inside, rows, bad) if bad else rows
 
-    def are_good(self, parts: list[LMBatch | _Rows]) -> TypeGuard[list[LMBatch]]:
+    def are_good(self, parts: list[TokenRows | _Rows]) -> TypeGuard[list[TokenRows]]:
         """Whether no row is bad of any of these, which :meth:`make` has made."""
-        return not self._lossy or all(isinstance(part, LMBatch) for part in parts)
+        return not self._lossy or all(isinstance(part, TokenRows) for part in parts)
 
-    def good_batch(
-        self, rows: Sequence[tuple[LMBatch | _Rows, int]]
-    ) -> tuple[LMBatch, Sequence[tuple[int, SampleError]]]:
-        """A batch of rows without the bad ones, or with others in their places; and numbers and errors of the bad ones.
+    def good_rows(
+        self, rows: Sequence[tuple[TokenRows | _Rows, int]]
+    ) -> tuple[TokenRows, Sequence[tuple[int, SampleError]]]:
+        """A batch's rows without the bad ones, or with others in their places; and numbers and errors of the bad ones.
 
         Rows of a part that follow each other are made together.
         """
-        parts: list[LMBatch] = []
+        parts: list[TokenRows] = []
         bad: list[tuple[int, SampleError]] = []
         number = 0
         while number < len(rows):
             part, first = rows[number]
-            errors = {} if isinstance(part, LMBatch) else part.bad
+            errors = {} if isinstance(part, TokenRows) else part.bad
             error = errors.get(first)
             if error is not None and isinstance(part, _Rows):
                 bad.append((number, error))
@@ -206,13 +210,14 @@ class _EpochRows:
                 parts.append(part.part(self._layout, first, count))
             else:
                 whole = count == len(part)
-                parts.append(part if whole else part.take(np.arange(first, first + count, dtype=np.int64)))
+                parts.append(part if whole else part.part(first, first + count))
             number += count
-        return LMBatch.concat(parts) if parts else _no_rows(rows[0][0]), bad
+        none = rows[0][0].rows if isinstance(rows[0][0], _Rows) else rows[0][0]
+        return TokenRows.concat(parts or [none.part(0, 0)]), bad
 
     # -- other rows ------------------------------------------------------------------------------------------------
 
-    def _instead(self, part: _Rows, number: int, error: DecodeError) -> LMBatch:
+    def _instead(self, part: _Rows, number: int, error: DecodeError) -> TokenRows:
         """Another row of the epoch for the place of a bad one.
 
         Where all that were tried are bad, too, the error says so.
@@ -228,10 +233,10 @@ class _EpochRows:
         found = finder.find(unit, partial(self._row, first.sequence, at_hand))
         if found is None:
             raise none_is_good(error)
-        made: LMBatch = found[0]
+        made: TokenRows = found[0]
         return made
 
-    def _row(self, sequence: int, at_hand: Mapping[tuple[int, int], _CheckedBlock], unit: int) -> LMBatch:
+    def _row(self, sequence: int, at_hand: Mapping[tuple[int, int], _CheckedBlock], unit: int) -> TokenRows:
         """One row of a sequence, by its number."""
         way, step = self._order.sequence(sequence), self._layout.step
         amount = unit * step
@@ -284,15 +289,6 @@ class _EpochRows:
         )
         error.__cause__ = lost.reason
         return error
-
-
-def _no_rows(rows: LMBatch | _Rows) -> LMBatch:
-    """A batch of no rows, of the width and the dtypes of some."""
-    batch = rows if isinstance(rows, LMBatch) else rows.batch
-    none: Any = np.zeros(0, dtype=np.int64)
-    labels = None if batch.given_labels is None else batch.labels[:0]
-    empty = replace(batch, input_ids=batch.input_ids[:0], given_labels=labels, num_tokens=0)
-    return replace(empty, made=Extents(none, none, none), cut_documents=0, cut_tokens=0)
 
 
 def documents_of_step(

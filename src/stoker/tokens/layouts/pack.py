@@ -15,14 +15,14 @@ import numpy as np
 from stoker.arguments import at_least, checked
 from stoker.errors import ConfigError, CorruptDataError, StateError
 from stoker.tokens.batch import LMBatch
-from stoker.tokens.layouts.assemble import assemble, full_lengths
+from stoker.tokens.layouts.assemble import TokenRows, assemble, full_lengths
 from stoker.tokens.layouts.base import (
     BlockInput,
     DocumentBlock,
     RowMaker,
     TokenLayout,
-    batch_of_rows,
     order_of,
+    rows_of_units,
     state_number,
 )
 from stoker.tokens.layouts.bin_packing import (
@@ -230,7 +230,7 @@ class Packer:
                 if not block.left:
                     self._packed.popleft()
                     self._spare = block.memory
-            yield LMBatch.concat(parts)
+            yield TokenRows.concat(parts).batch(self._settings)
 
     def _pack(self, fresh: list[Ragged], last: bool) -> _Block:
         """Pack a block: what was held back, then new documents."""
@@ -331,14 +331,14 @@ class _Block:
     def left(self) -> int:
         return self.packed.count - self.delivered
 
-    def take(self, rows: int, settings: LMSettings) -> LMBatch:
+    def take(self, rows: int, settings: LMSettings) -> TokenRows:
         first = self.delivered
         spans = self.packed.spans(np.arange(first, first + rows, dtype=np.int64), settings.seq_len)
         cut, self.cut = self.cut, (0, 0)
         shape = rows, settings.seq_len
-        batch = assemble(self.documents, spans, shape, settings, first_document=self.numbers, cut=cut)
+        made = assemble(self.documents, spans, shape, settings, first_document=self.numbers, cut=cut)
         self.delivered += rows
-        return batch
+        return made
 
 
 # Written into what is kept of packing; another number makes it be counted anew.
@@ -389,10 +389,10 @@ class PackLayout(TokenLayout):
         starts = np.arange(packed.count + 1, dtype=np.int64)
         return DocumentBlock(found.documents, found.numbers, order_of(packed.count, found.key), starts, packed)
 
-    def batch(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
-        return batch_of_rows(blocks, inside, count, self._rows)
+    def take(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> TokenRows:
+        return rows_of_units(blocks, inside, count, self._rows)
 
-    def _rows(self, block: DocumentBlock, rows: Ids) -> LMBatch:
+    def _rows(self, block: DocumentBlock, rows: Ids) -> TokenRows:
         packed, width = block.packed, self.settings.seq_len
         assert packed is not None
         spans = packed.spans(rows, width)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.tokens.batch import Extents, LMBatch
-from stoker.tokens.layouts.assemble import DocumentSpans, assemble, full_lengths, too_long_error
-from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout, batch_of_rows, order_of
+from stoker.tokens.batch import LMBatch
+from stoker.tokens.layouts.assemble import DocumentSpans, TokenRows, assemble, full_lengths, too_long_error
+from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout, order_of, rows_of_units
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import TokenSource
@@ -38,16 +37,15 @@ class PadLayout(TokenLayout):
             found.documents, found.numbers, order_of(count, found.key), np.arange(count + 1, dtype=np.int64)
         )
 
-    def batch(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
-        return batch_of_rows(blocks, inside, count, self._rows)
+    def take(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> TokenRows:
+        return rows_of_units(blocks, inside, count, self._rows)
 
     def rows(self, documents: Ragged, first: int) -> LMBatch:
         return pad(documents, self.settings, too_long=self._too_long, first_document=first)
 
-    def _rows(self, block: DocumentBlock, rows: Ids) -> LMBatch:
-        made = self.rows(block.documents.take(rows), 0)
-        found = made.extents
-        return replace(made, made=Extents(found.starts, found.lengths, block.numbers[rows][found.documents]))
+    def _rows(self, block: DocumentBlock, rows: Ids) -> TokenRows:
+        documents, numbers = block.documents.take(rows), block.numbers[rows]
+        return _pad_rows(documents, self.settings, numbers, self._too_long)
 
 
 class TruncateLayout(PadLayout):
@@ -84,6 +82,18 @@ def pad(
         FormatError: a document is too long, or an id is not in the vocabulary.
         ConfigError: there is no ``pad_id``, or an argument is unknown.
     """
+    return _pad_rows(documents, settings, first_document, too_long, side, longest, multiple).batch(settings)
+
+
+def _pad_rows(
+    documents: Ragged,
+    settings: LMSettings,
+    first_document: int | Ids,
+    too_long: Literal["error", "truncate"] = "error",
+    side: Literal["right", "left"] = "right",
+    longest: bool = False,
+    multiple: int = 1,
+) -> TokenRows:
     settings.padding("layout='pad'")
     if too_long not in ("error", "truncate") or side not in ("right", "left") or multiple < 1:
         raise ConfigError(

@@ -21,7 +21,7 @@ from stoker.storage.files import mapped
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.mapped import MappedFile, check_mapped
 from stoker.storage.files.staged_file import StagedFile
-from stoker.tokens.sources.ragged import Ragged, copy_spans, offsets_of
+from stoker.tokens.sources.ragged import Ragged, gather_spans, offsets_of
 from stoker.types import Array, Ids
 
 # Raw files of llm.c and its kin begin with 256 int32, of which the first is one of these.
@@ -172,8 +172,7 @@ class MegatronFile:
         if not rows.size or np.array_equal(starts, starts[0] + offsets[:-1]):
             first = int(starts[0]) if rows.size else 0
             return Ragged(tokens[first : first + int(offsets[-1])], offsets, where=self._data, rows=rows)
-        values = np.empty(int(offsets[-1]), self.dtype)
-        copy_spans(tokens, starts, lengths, values, offsets[:-1])
+        values = gather_spans(tokens, starts, lengths, offsets[:-1], int(offsets[-1]))
         return Ragged(values, offsets, where=self._data, rows=rows)
 
     def _check(self) -> None:

@@ -260,12 +260,11 @@ class Ragged:
         """These rows, in this order, copied; any may be taken more than once."""
         lengths = self.lengths[rows]
         offsets = offsets_of(lengths)
-        values = np.empty(int(offsets[-1]), dtype=self.values.dtype)
-        copy_spans(self.values, self.offsets[rows], lengths, values, offsets[:-1])
+        places, size = self.offsets[rows], int(offsets[-1])
+        values = gather_spans(self.values, places, lengths, offsets[:-1], size)
         made = self._make(values, offsets, self.column, self.where, self.rows[rows], self._bounds)
         if self.learnt is not None:
-            made.learnt = np.empty(values.size, np.bool_)
-            copy_spans(self.learnt, self.offsets[rows], lengths, made.learnt, offsets[:-1])
+            made.learnt = gather_spans(self.learnt, places, lengths, offsets[:-1], size)
         return made
 
     def check(self, limit: int) -> Self:
@@ -361,18 +360,16 @@ def _as_int64(array: Array, number: int, column: str, where: str) -> Array:
     return array.astype(np.int64)
 
 
-def copy_spans(values: Array, sources: Ids, lengths: Ids, out: Array, targets: Ids) -> None:
-    """``out[targets[i] : targets[i] + lengths[i]] = values[sources[i] : sources[i] + lengths[i]]`` for every i.
+def gather_spans(values: Array, sources: Ids, lengths: Ids, targets: Ids, size: int) -> Array:
+    """A new array that has ``values[sources[i] : sources[i] + lengths[i]]`` from ``targets[i]`` on, for every i.
 
     Args:
         values: integers, shape ``(tokens,)``.
         sources: where runs begin in ``values``; int64, shape ``(k,)``.
         lengths: of the runs; int64, shape ``(k,)``; zeros are allowed.
-        out: integers that hold those of ``values``, shape ``(n,)``. The rest may be overwritten.
-        targets: where runs begin in ``out``; int64, shape ``(k,)``; rising, and runs do not overlap.
+        targets: where runs begin in the array; int64, shape ``(k,)``; rising, and runs do not overlap.
+        size: of the array. What is not of a run may be anything.
     """
-    if not lengths.size:
-        return
     # Spans that continue the one before in source and target are one span. Joined documents are often a single one.
     fresh = np.ones(lengths.size, dtype=bool)
     ends = lengths[:-1]
@@ -382,32 +379,36 @@ def copy_spans(values: Array, sources: Ids, lengths: Ids, out: Array, targets: I
     if begins.size < lengths.size:
         lengths = np.add.reduceat(lengths, begins)
         sources, targets = sources[begins], targets[begins]
-    total = int(lengths.sum())
-    if total >= _LONG * lengths.size:
+    if int(lengths.sum()) >= _LONG * lengths.size:
+        out: Array = np.empty(size, values.dtype)
         stops, ends = sources + lengths, targets + lengths
         for start, stop, target, end in zip(
             sources.tolist(), stops.tolist(), targets.tolist(), ends.tolist(), strict=True
         ):
             out[target:end] = values[start:stop]
-        return
-    if not total:
-        return
-    # Slots between two runs get what follows the first of them in the values, as it may be anything.
-    borders = np.append(targets, targets[-1] + lengths[-1])
+        return out
+    # Slots behind a run get what follows it in the values, as they may be anything.
+    borders = np.append(targets, size)
     flat = np.ascontiguousarray(values).view(np.uint8).data
-    size = values.itemsize
-    first = 0
-    while first < lengths.size:
+    itemsize = values.itemsize
+    first, begin = 0, 0
+    out = np.empty(size if size > _AT_ONCE else 0, values.dtype)
+    while True:
         stop = max(int(np.searchsorted(borders, borders[first] + _AT_ONCE, side="right")) - 1, first + 1)
         until = np.diff(borders[first : stop + 1])
         starts = sources[first:stop]
         parts: list[Any] = [
             flat[start:end]
-            for start, end in zip((starts * size).tolist(), ((starts + until) * size).tolist(), strict=True)
+            for start, end in zip((starts * itemsize).tolist(), ((starts + until) * itemsize).tolist(), strict=True)
         ]
         for number in np.flatnonzero(starts + until > values.size).tolist():
             missing = int(starts[number] + until[number]) - max(values.size, int(starts[number]))
-            parts[number] = b"".join([parts[number], bytes(missing * size)])
-        joined = np.frombuffer(b"".join(parts), dtype=values.dtype)
-        out[int(borders[first]) : int(borders[stop])] = joined
-        first = stop
+            parts[number] = b"".join([parts[number], bytes(missing * itemsize)])
+        before = bytes((int(borders[first]) - begin) * itemsize)
+        joined = np.frombuffer(bytearray().join([before, *parts]), dtype=values.dtype)
+        if joined.size == size:
+            return joined
+        out[begin : int(borders[stop])] = joined
+        first, begin = stop, int(borders[stop])
+        if first == lengths.size:
+            return out
