@@ -230,9 +230,11 @@ def test_batches_made_together_are_those_made_one_by_one(files: Any, layout: Any
         "remainder": "uneven",
     }
     together = ranks(source, world, **chosen)
-    batches = [list(loader) for loader in together]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stoker.tokens.layouts.block_builder._MOST", 1)
+        patch.setattr("stoker.tokens.layouts.assemble._WIDENED", 1)
+        batches = [list(loader) for loader in together]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stoker.tokens.order.token_order.UnitOrder.together", (1, 1))
         alone = ranks(source, world, **chosen)
         singly = [list(loader) for loader in alone]
     assert [[len(batch) for batch in of_rank] for of_rank in batches] == [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final
 
 import numpy as np
 
@@ -22,9 +21,6 @@ from stoker.tokens.order.prefetch import read_ahead
 from stoker.tokens.order.token_order import BatchSpans, TokenSampleOrder, TokenSettings, UnitOrder
 from stoker.tokens.sources.block_buffer import Gathered, LostDocuments
 from stoker.tokens.sources.source import TokenSource, describe_row
-
-_MOST: Final = 32
-"""The most batches that are made together."""
 
 
 class BlockBuilder:
@@ -116,7 +112,8 @@ class BlockBuilder:
         settings, together = self.settings, 1
         if self.layout.parts:
             row_bytes = settings.seq_len * settings.output.itemsize * (1 if settings.labels == "none" else 2)
-            together = max(1, min(_MOST, order.bytes_together // (plan.batch_size * row_bytes)))
+            most, size = order.together
+            together = max(1, min(most, size // (plan.batch_size * row_bytes)))
         return order.steps(plan, worker.number, worker.count, begun, together)
 
     def load(self, order: UnitOrder, last: Mapping[int, int], sequence: int, block: int) -> DocumentBlock:

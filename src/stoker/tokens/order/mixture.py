@@ -296,7 +296,7 @@ class MixedUnits(UnitOrder):
         mixture: which row comes at which position, where plans have positions.
     """
 
-    bytes_together = 16 << 20  # so that rows which are made together are many of each source, too
+    together = TOGETHER, 64 << 20  # so that rows which are made together are many of each part of each source, too
 
     def __init__(
         self,
@@ -330,10 +330,18 @@ class MixedUnits(UnitOrder):
         return sequence % len(self._sources)
 
     def steps(self, plan: Plan, worker: int, workers: int, skip: int, together: int) -> Iterator[BatchSpans]:
-        """See :meth:`UnitOrder.steps`; rows are made source by source, in the order of each source."""
+        """See :meth:`UnitOrder.steps`; rows are made source by source, in the order of each source.
+
+        The first batches are fewer: these do not need a block of each part.
+        """
+        some = 1
         for batches in plan.chunks(TOGETHER, worker, workers, skip):
             numbers, begins = joined_batches(batches)
-            begins = np.append(begins[:-1:together], begins[-1])
+            firsts, first = [], 0
+            while first < len(batches):
+                firsts.append(first)
+                first, some = first + some, min(2 * some, together)
+            begins = begins[[*firsts, -1]]
             group = np.repeat(np.arange(begins.size - 1), np.diff(begins))
             units = self._units(numbers)
             order = np.lexsort((units, group))

@@ -203,12 +203,12 @@ class TokenSampleOrder:
 class UnitOrder(ABC):
     """Locates the units of an epoch on sequences of blocks, numbered from 0.
 
-    ``settings``: of the order, which all sequences share but for the seed. ``bytes_together``: memory of batches that are
-    made together: little beside a block, and it stays in the processor's cache.
+    ``settings``: of the order, which all sequences share but for the seed. ``together``: the most batches that are made
+    together, and bytes of their ids and labels: little beside a block, and they stay in the processor's cache.
     """
 
     settings: TokenSettings
-    bytes_together: ClassVar[int] = 4 << 20
+    together: ClassVar[tuple[int, int]] = 32, 4 << 20
 
     @abstractmethod
     def sequence(self, number: int) -> ReadSequence:
