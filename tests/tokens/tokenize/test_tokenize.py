@@ -301,21 +301,6 @@ def test_tokens_go_to_a_url_and_a_stopped_run_is_resumed_there(
     assert tokenize(source, url, tokenizer_file, **options, resume=True).documents == 0
 
 
-def test_parquet_of_before_that_is_unfinished_is_refused_or_restarted(tmp_path: Path, tokenizer_file: Path) -> None:
-    source = write_parquet(tmp_path / "a.parquet", ["the of"])
-    partial = tmp_path / ".dst.partial"
-    partial.mkdir()
-    for name in (".lock", ".stoker_tokenize.json", "progress.json", "tokens-00000.parquet"):
-        (partial / name).write_bytes(b"{}")
-    with pytest.raises(ConfigError, match=r"dst\.partial holds unfinished tokens of an earlier version.*start again"):
-        tokenize(source, tmp_path / "dst", tokenizer_file, processes=1, resume=True)
-    assert partial.exists()
-    assert not (tmp_path / "dst").exists()
-    tokenize(source, tmp_path / "dst", tokenizer_file, processes=1)
-    assert decoded(tokenizer_file, rows_of(tmp_path / "dst")) == ["the of"]
-    assert not partial.exists()
-
-
 def _contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,7 +111,6 @@ class TokenSink:
         self._lock = _lock(store)
         resume = options.get("resume", False)
         try:
-            _refuse_partial(store, resume=resume)
             if resume:
                 self._check_left()
                 remove_partial_files(store)
@@ -351,17 +349,3 @@ def _lock(store: Store) -> int | None:
     except OSError:  # network file systems without locks
         pass
     return lock
-
-
-def _refuse_partial(store: Store, *, resume: bool) -> None:
-    """See to what earlier versions left of unfinished tokens: files in a hidden directory beside the one for the tokens."""
-    folder = is_local(store.url)
-    partial = None if folder is None else folder.with_name(f".{folder.name}.partial")
-    if partial is None or not partial.is_dir() or not (partial / _RECORD).exists():
-        return
-    if resume:
-        raise ConfigError(
-            f"{partial} holds unfinished tokens of an earlier version of stoker, which can not be continued: start again "
-            "without resume=True (--resume), which removes them"
-        )
-    shutil.rmtree(partial, ignore_errors=True)
