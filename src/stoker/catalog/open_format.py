@@ -14,7 +14,7 @@ from stoker.catalog.unindexed.files_location import Files, dataset_url, is_hub, 
 from stoker.display import redact_url, unknown_name
 from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
 from stoker.formats.registry import aliases, format_name, format_names
-from stoker.index.index import INDEX_NAME, Index
+from stoker.index.index import INDEX_NAME, INDEXED, Index
 from stoker.index.version import LoadedIndex, read_index, version_of_listing
 from stoker.storage import RetryPolicy, Store, is_local, join_url
 from stoker.types import StorageOptions
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MADE: Final = "synthetic"
-_INDEXED: Final = "mds"
 _CHUNKS: Final = "litdata"
 _NO_OPTIONS: Final = "format_options= is only for files without an index, with their format="
 
@@ -83,7 +82,7 @@ def check_format(
         if name not in TABLE_FORMATS:
             known = (*format_names(), *TABLE_FORMATS, *aliases())
             raise ConfigError(f"{where}{unknown_name('format', format, known)}; leave it out for an index.json")
-    if options and name == _INDEXED:
+    if options and name == INDEXED:
         raise ConfigError(f"{where}{_NO_OPTIONS}")
     if name == _CHUNKS:
         from stoker.formats.common.inspect_header import only_settings
@@ -94,7 +93,7 @@ def check_format(
             raise ConfigError(f"{where}block_size should be a positive int, got {size!r}")
     if name == _MADE and remote is not None:
         raise ConfigError(f"{where}synthetic samples have no remote=")
-    if name in (_INDEXED, _CHUNKS) and not (remote is None or isinstance(remote, str | os.PathLike)):
+    if name in (INDEXED, _CHUNKS) and not (remote is None or isinstance(remote, str | os.PathLike)):
         from stoker.catalog.detect import refuse_shard_files
 
         refuse_shard_files(remote)
@@ -170,7 +169,7 @@ def _open(
         from stoker.catalog.synthetic import open_synthetic
 
         return open_synthetic(described["settings"], **options)
-    if name == _INDEXED and given is not None:
+    if name == INDEXED and given is not None:
         from stoker.catalog.detect import refuse_shard_files
 
         refuse_shard_files(given)
@@ -185,7 +184,7 @@ def _open(
         size = options.get("block_size")
         location = indexed(remote, local, split, load=partial(read_index, block_size=size))
         return _check_litdata(location, size, alone=True)
-    if name is None or name == _INDEXED:
+    if name is None or name == INDEXED:
         assert remote is None or isinstance(remote, str | os.PathLike)  # as a list has no index
         try:
             load = read_index if name is None else index_or_headers
@@ -201,7 +200,7 @@ def _open(
             assert isinstance(given, str | os.PathLike)
             url = join_url(given, split) if split else given
             found = format_instead(url, described["storage_options"], error)
-            if name == _INDEXED:
+            if name == INDEXED:
                 raise ObjectNotFoundError(
                     f'{error}: there are files of format {found!r}. Read them with format="{found}", or leave it out'
                 ) from error

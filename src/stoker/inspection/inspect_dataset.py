@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from stoker.arguments import at_least, checked
 from stoker.cache.base import CacheSettings
@@ -22,16 +22,13 @@ from stoker.errors import ConfigError
 from stoker.formats.common.entries import column_words
 from stoker.formats.lance import NAME as LANCE
 from stoker.formats.registry import format_name
-from stoker.index.index import Index, load_index
+from stoker.index.index import INDEXED, Index, load_index
 from stoker.inspection.checks import FileReader
 from stoker.inspection.facts import ColumnFacts, DatasetFacts, Shown, preview_files, preview_shard, shape_of
 from stoker.inspection.unindexed_files import inspect_unindexed
 from stoker.storage import Store, is_local, open_store
 from stoker.storage.files.locked_folder import LockedFolder
 from stoker.types import StorageOptions
-
-_INDEXED: Final = "mds"
-"""The value of ``format=`` for shards with an ``index.json``, of any format."""
 
 
 @checked
@@ -84,9 +81,9 @@ def inspect(
             raise ConfigError(
                 f"{text} holds shards without an index.json: make one with `stoker index`, or rebuild_index()"
             )
-        name = found.format or _INDEXED
+        name = found.format or INDEXED
     with LockedFolder.in_temp("stoker-inspect-") as scratch:
-        if name == _INDEXED:
+        if name == INDEXED:
             refuse_options(text, format_options)
             store = open_store(text, options)
             return _indexed(store, load_index(store), FileReader(store, scratch), samples)

@@ -28,7 +28,7 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotF
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.compression import parse_compression
 from stoker.formats.registry import format_name
-from stoker.index.index import INDEX_NAME, MOST_BYTES, Index, load_index
+from stoker.index.index import INDEX_NAME, INDEXED, MOST_BYTES, Index, load_index
 from stoker.index.shard_files import rebuild_index
 from stoker.inspection.cached_dataset import verify_cache
 from stoker.inspection.checks import (
@@ -53,8 +53,6 @@ _THREADS: Final = 8
 # Files that a task of a cluster checks.
 _PART: Final = 16
 _MEMORY: Final = 1 << 30
-# What format= calls shards with an index.json, of whatever format.
-_INDEXED: Final = "mds"
 
 Progress = Callable[[int, int], None]
 
@@ -172,8 +170,8 @@ def verify(
             )
         name = format_name(format)
         if name is None:
-            name = detect(text, options).format or _INDEXED
-        if name != _INDEXED:
+            name = detect(text, options).format or INDEXED
+        if name != INDEXED:
             source = as_file(source_of(text), partial(open_store, options=options), unindexed_format(name))
             checker = checker_of(source.root)
             told = source.told if source.keys or source.given else ""
