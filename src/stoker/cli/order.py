@@ -65,12 +65,10 @@ class OpenedRun:
     """A run whose order is known.
 
     Attributes:
-        index: of the dataset.
         run_at: order and plan of each rank from a position on.
         position: where the epoch begins, or is resumed.
         settings: everything that is in force, by name, for people.
         num_canonical_nodes: C of the order; 0 where ranks own parts of the data.
-        shard_url: where a shard lies.
     """
 
     index: Index

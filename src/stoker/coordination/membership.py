@@ -33,8 +33,6 @@ class Membership:
     """One process's hold on a rank.
 
     Attributes:
-        keys: names of the run's records.
-        clock: the worker's.
         gone: whether another process has certainly ended.
         record: what was last said, or tried to be.
         renew_at: when the next renewal is due.

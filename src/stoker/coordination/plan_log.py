@@ -38,7 +38,6 @@ class Generation:
     """The ranks that take part from a position on, and their weights.
 
     Attributes:
-        start: first position.
         ranks: ascending.
         weights: for each rank, an integer of at least 1.
     """
@@ -60,7 +59,6 @@ class PlanLog:
     """An epoch's plan.
 
     Attributes:
-        end: one past the epoch's last position.
         step: positions of a global batch.
         generations: by where they begin; the first begins at 0.
         horizon: one past the last position that was granted.

@@ -88,11 +88,7 @@ class SplitRecord(NamedTuple):
 
     Attributes:
         begin: first position, when it was leased.
-        end: one past the last.
         cursor: all before it is committed.
-        rank: whose it is.
-        incarnation: which of the processes that had this rank.
-        turn: how many splits that process had leased before.
         token: larger than that of any earlier lease in the lane; a commit must carry it.
         attempts: how many leases of it were lost before without a commit.
     """
@@ -122,11 +118,7 @@ class Lane(NamedTuple):
     What is not unleased, out, given back or set aside is committed: there is no list of it.
 
     Attributes:
-        number: of the lane.
-        begin: its first position.
-        end: one past its last.
         front: ``[front, back)`` nobody has leased yet.
-        back: see ``front``.
         token: of the last lease; its bits from 40 on are the epoch's incarnation.
         splits: leased ranges. One that is committed to its end, or was taken from an owner who had committed up to its end,
             stays until that owner's next step in the lane: so one that got no answer can see which commits were taken.
@@ -135,7 +127,6 @@ class Lane(NamedTuple):
         again: samples that were certainly delivered by a lost worker without a commit, and so are delivered again.
         exposed: samples that may have been; at least ``again``.
         log: the last entries of the assignment; earlier ones lie in chunks.
-        chunks: number of those.
     """
 
     number: int
@@ -232,7 +223,6 @@ class Epoch(NamedTuple):
         starts: first position of each lane, and the total at the end.
         left: the ranges that a checkpoint had not committed; ``None`` where there was none: all.
         identity: names and values (of the dataset, the seed, the order) that must be the same for all workers.
-        history: of earlier incarnations.
         restored: names the restore that made this incarnation, so that it is made once although all workers ask for it.
     """
 
@@ -257,9 +247,7 @@ class Summary(NamedTuple):
 
     Attributes:
         rank: of the watching worker.
-        incarnation: of its process.
         counter: moves each time; a worker that sees it unchanged for a lease may take over watching.
-        left: samples not yet committed.
         rate: of all live workers together, samples a second.
         median: of the live workers' throughput.
         variation: coefficient of variation of expected finish times; -1 where not all rates are known.

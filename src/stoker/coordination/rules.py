@@ -124,14 +124,11 @@ def give_back(
     taken. Giving that back forgets it.
 
     Args:
-        lane: the record.
-        split: one of its splits.
         reason: why; kept for the message that names what was set aside.
         lost: whether nobody knows how far the worker has delivered: it may be all.
         delivered: one past the last position that it is known to have delivered.
         attempts: how many such leases without a commit the range is given in all.
         blame: whether this lease counts as one. A worker that leaves in good order is no reason to think ill of it.
-        record: whether the assignment is recorded.
     """
     splits = tuple([other for other in lane.splits if other.token != split.token])
     if split.cursor == split.end:

@@ -37,7 +37,6 @@ class Watch:
     """One worker's view of an epoch.
 
     Attributes:
-        summary: the last one that was read or published.
         open: lanes from which any worker may lease, as last seen: number to samples.
         orphans: lanes in which something came back, or whose worker is lost, as last seen.
         lanes: lanes as last read, with their versions; version 0 where there is no record yet.

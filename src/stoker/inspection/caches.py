@@ -31,15 +31,11 @@ class CacheFacts:
     """One cache.
 
     Attributes:
-        path: its directory.
         origin: URL or path that its files come from; ``None`` where nothing tells, and then nothing of it is removed.
-        files: files of shards.
-        bytes: bytes of them.
         kept_bytes: bytes of what was worked out from the dataset and kept.
         used: when a file of it was last opened or written, in seconds since 1970, as far as the file system notes it;
             ``None`` for an empty one.
         in_use: whether a process has a file of it open.
-        downloads: downloads under way.
     """
 
     path: str
@@ -57,8 +53,6 @@ class PruneReport:
     """The directories and bytes that were removed.
 
     Attributes:
-        files: files that were removed.
-        bytes: bytes of them.
         left_bytes: bytes of shard files that are left in these caches.
         in_use: files that would have gone, but are in use.
         removed: directories that were removed whole.
@@ -106,12 +100,9 @@ def prune_caches(
     """Remove files from caches, the least recently used first. Files in use stay, and so does all that has no remote.
 
     Args:
-        directories: as for :func:`list_caches`.
         limit: remove until all of them together hold at most so many bytes of shard files.
         older_than: remove files that nobody has opened or written for so many seconds.
         gone: remove caches of datasets that are no longer where they were. A dataset that can not be asked for is not gone.
-        everything: remove all.
-        dry_run: only say what would be removed.
         storage_options: credentials and settings to ask whether remote datasets are there.
 
     Raises:

@@ -255,11 +255,6 @@ class Outcome:
     """The result of a task.
 
     Attributes:
-        problems: what is wrong.
-        notes: what was not checked, and why.
-        shards: shards checked.
-        samples: samples in them.
-        bytes: bytes read.
         hashed: files whose hash was compared.
         spec: what a file that others wrote says of its columns, and the file's key.
     """
@@ -290,7 +285,6 @@ class CheckPlan:
         tasks: work, in the order of the shards.
         problems: what is known to be wrong already.
         strange: files that belong to no shard.
-        notes: what is not checked, and why.
         finish: looks at all outcomes together, for what only shows so.
     """
 

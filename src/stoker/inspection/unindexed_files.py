@@ -37,9 +37,6 @@ class SeparateFiles:
     what the format's ``inspect_header`` understands.
 
     Attributes:
-        reader: the format.
-        found: the files.
-        local: whether they are on this machine.
         whole: whether all of a file is read to tell what it holds, of any of them.
     """
 

@@ -17,7 +17,6 @@ def undefined(test: object, what: str) -> ConfigError:
     """The error of a subclass that does not say how what it tests is made.
 
     Args:
-        test: an object of it.
         what: the method or attribute to define, and what it does: ``"open(), which opens the engine"``.
     """
     base = next(kind.__name__ for kind in type(test).__mro__ if kind.__module__.startswith("stoker.testing."))
@@ -89,8 +88,6 @@ def raised(
     """The error of this kind that a call raises; no other will do.
 
     Args:
-        kind: the error that is due.
-        call: is called with the other arguments.
         what: is refused, for the message.
 
     Raises:
