@@ -45,7 +45,6 @@ class _Entry(NamedTuple):
     """A line of the table: where a shard is.
 
     Attributes:
-        key: the shard.
         process, number: the process that keeps its file, and the descriptor there.
         nonce: tells this file from all others.
         start, size: the shard's bytes in it.

@@ -50,7 +50,6 @@ class DatasetLocation:
     """An opened dataset location.
 
     Attributes:
-        index: the dataset's index.
         cache: the directory its shard files are read from, and how they get there.
         keep: directories for what is computed from all of the dataset, the best first; the next serves where one can
             not be written to.

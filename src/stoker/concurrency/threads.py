@@ -315,7 +315,6 @@ def map_in_order(function: Callable[[_S], _T], items: Sequence[_S], *, at_hand: 
             less than 0.5 ms on average: threads would cost more than they save. The processor's time does not count, as
             that of imports by the first item: threads take turns with it; nor does that which others have the processor.
         most: threads at most.
-        name: of the threads.
     """
     done: list[_T] = []
     begun, displaced = _waited(), displaced_time() if at_hand else 0

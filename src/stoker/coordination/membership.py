@@ -35,7 +35,6 @@ class Membership:
     Attributes:
         gone: whether another process has certainly ended.
         record: what was last said, or tried to be.
-        renew_at: when the next renewal is due.
         valid_until: until then no observer can take this worker for lost, by this worker's clock.
     """
 

@@ -30,7 +30,6 @@ class ArrowFileLayout:
 
     Attributes:
         stream: whether it is of the streaming format, without a footer.
-        rows: rows of each record batch.
         compressed: whether any buffer is.
         unpacked: bytes of all compressed buffers, unpacked, as they say.
     """

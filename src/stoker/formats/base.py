@@ -42,7 +42,6 @@ class FilePart:
         size: bytes of the whole file when it was indexed.
         version: what changes when the file is replaced (an ETag, a time of last change); empty where nothing tells.
         starts: where each range begins; rising, and no range overlaps another.
-        ends: where each range ends.
         in_place: whether the file is mapped where it lies. Then what is opened is a window of it: all from the first
             range's start, less one, rounded down to :data:`mmap.ALLOCATIONGRANULARITY`, to the last range's end.
             Otherwise it is a file of the cache that holds the ranges one after the other. Of a compressed file, the range

@@ -126,8 +126,6 @@ class LanceSpan:
     Attributes:
         bytes: of the rows, about.
         identity: tells it from other spans of other fragments.
-        table: the version.
-        fragment: number of the fragment.
         first: its first row, among those of the fragment that are not deleted.
         number: number of that row in the version.
     """

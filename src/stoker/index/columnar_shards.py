@@ -106,7 +106,6 @@ class ColumnarShards(ArrayShards):
     Args:
         data: memory that holds them.
         at: where they begin in it; a multiple of 8.
-        count: number of shards.
         width: files of a shard at most.
         kinds: what shards have in common, in the order of their first shards. Shards with samples and without are of
             different kinds.

@@ -124,7 +124,6 @@ class EntryPattern:
     ValueError if others can not be told by it. ``info``: the one, parsed and checked. ``text``: its text in the index.
 
     Attributes:
-        info: see above.
         as_written: whether stoker would write the entry as this text.
         least: see :meth:`~stoker.formats.format.Format.least_bytes`.
         raw, zip: the raw files of a shard, and the compressed ones.

@@ -45,8 +45,6 @@ class ShardFiles:
 
     Attributes:
         folder: where they lie below the root, with a slash at the end, or empty.
-        number: the shard's number.
-        format: its format.
         sizes: role and codec (``None`` for a raw file) to size in bytes.
     """
 

@@ -131,9 +131,7 @@ class IndexVersion:
     """The identity of a version, which differs between versions whose shards have the same names and sizes.
 
     Attributes:
-        digest: of the index's bytes.
         hashed: whether every shard has a hash, so that the digest tells all.
-        size: bytes of the index.
         etag: of the index, as the store tells it; empty where it does not.
         modified: when the index was written, see :class:`~stoker.storage.ObjectInfo`; 0 where the store does not tell.
         files: of a dataset without an index, what the listing said of each shard's file: bytes, ETag and time.

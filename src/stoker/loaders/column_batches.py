@@ -86,7 +86,6 @@ class CollatePresent:
     """Collates what is left of a batch.
 
     Args:
-        collate: makes a batch of samples.
         of_none: whether it may make one of none: it is the user's, who knows what a step without samples is.
     """
 

@@ -26,8 +26,6 @@ class FilesProgress:
     """The epoch that is being delivered, or was last.
 
     Attributes:
-        position: where it began.
-        plan: of this rank.
         batches: that were delivered, of all of this rank.
         ahead: whether the consumer asks for each batch before it hands out the one before.
     """

@@ -116,10 +116,6 @@ def refuse_collating(kind: type, told: str) -> None:
     nothing is imported, and a function that is there already stays. The collators of transformers have no such table: they
     take the attributes of an object for its columns.
 
-    Args:
-        kind: the class.
-        told: the message.
-
     Raises:
         ConfigError: the ``DataLoader`` that begins to iterate has a collator of transformers; shows the lines to write.
     """

@@ -202,7 +202,6 @@ def _arranged(start: Ids, length: int, low: int, high: int, nodes: int) -> Ids:
         length: length of every window.
         low: first entry of the sorted window.
         high: one past the last entry.
-        nodes: number of canonical nodes.
 
     Returns:
         int64 of shape ``(windows, high - low)``, in closed form: nothing of length ``length`` is built.

@@ -419,10 +419,8 @@ def _make_timeline(
     """The phases of training, counted from the begin of a run or the last change of its streams; ``None`` without samples.
 
     Args:
-        origin: that point.
         names: of the streams, or of the streams of the quotas.
         counts: samples of each in an epoch, where no schedule says it.
-        schedule: that.
         epoch_size: positions in an epoch, for a schedule.
     """
     consumed = tuple(origin.consumed.get(name, 0) for name in names)

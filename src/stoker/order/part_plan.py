@@ -32,12 +32,6 @@ class Rounds:
     earlier, and rounds with the same number of parts form a band, in which division finds the round.
 
     ``sizes``: int64, shape ``(parts,)``: samples of each part. At most 2**21 parts of at most 2**42 samples.
-
-    Attributes:
-        parts: number of parts.
-        total: samples of all.
-        smallest: samples of the smallest part.
-        largest: samples of the largest part.
     """
 
     def __init__(self, sizes: Ids) -> None:
@@ -125,7 +119,6 @@ class PartPlan:
     Attributes:
         rounds: the epoch's parts; rank r reads part r, so the world's size is their number.
         batch_size: samples in a full batch of one rank.
-        rank: this rank.
         start_round: first sample of the part: 0, or where a stopped run had got to.
         remainder: what becomes of parts that do not end together. With ``"uneven"`` each rank takes all of its own, so
             ranks may take different numbers of steps. With ``"drop"`` all take as many full batches as the smallest

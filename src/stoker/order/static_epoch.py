@@ -33,7 +33,6 @@ class StaticEpochs:
     """The streams of one epoch, divided among ranks.
 
     Args:
-        quotas: the quotas.
         settings: the sample order's, of which the partition is static.
         offsets: number of each quota's first shard among the shards of all streams.
         origin: where epochs are counted from.

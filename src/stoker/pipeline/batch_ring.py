@@ -139,9 +139,6 @@ class RingBlock:
     """One block as its worker sees it.
 
     Attributes:
-        ring: number of the ring.
-        region: number of the region.
-        slot: number of the block in the region.
         generation: how often the block has been taken.
     """
 

@@ -45,7 +45,6 @@ def make_sources(
     """The sources of an order, one a stream.
 
     Args:
-        streams: the opened streams.
         subsets: what holds for all of them; ids count through all streams.
         partition: where it needs a column, its labels are read, once.
         options: how columns are read.

@@ -172,7 +172,6 @@ def make_transforms(
         table: where the samples of each shard begin.
         identity: what random numbers belong to.
         steps: of samples, at least one.
-        epoch: number of the epoch.
         later: whether other steps come before these.
     """
     # A subclass of the user has an apply() of its own.

@@ -15,7 +15,6 @@ class LeadingJoin:
     """A zip or join that comes before all functions of a chain, so that its samples are known from those that are stored.
 
     Attributes:
-        step: of the chain.
         key: where the key is stored: 0 or the number of such a join, from 1, and the column there; ``None`` of a zip.
         known: whether the columns of the other dataset are known, so that they are read with the stored ones. Otherwise the
             step itself is among those that make samples.

@@ -91,8 +91,6 @@ class SamplePlace(NamedTuple):
     """The place of a sample in an epoch.
 
     Attributes:
-        epoch: number of the epoch.
-        stream: number of its stream.
         number: its id in the stream.
         repetition: its position where the epoch may have a sample more than once; else 0.
         position: its position in the epoch, from 0; ``None`` where no step of the chain is ``positioned``.

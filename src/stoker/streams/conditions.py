@@ -260,8 +260,6 @@ def chosen_ids(location: DatasetLocation, where: Condition, *, options: ReadOpti
     The first call reads the condition's columns of all samples; later ones, in any process, map the file.
 
     Args:
-        location: the dataset.
-        where: the condition.
         options: how values are handed to a function.
 
     Returns:

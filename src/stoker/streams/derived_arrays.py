@@ -48,7 +48,6 @@ class DerivedArray:
 
     Attributes:
         array: the array, mapped read-only; an empty one is plain.
-        path: its file.
         extra_at: where the extra bytes begin in the file.
     """
 

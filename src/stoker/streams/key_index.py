@@ -152,7 +152,6 @@ class KeyIndex:
         where: names the dataset and column in errors.
         kind: of the keys: ``"integers"``, ``"text"`` or ``"bytes"``.
         path: the file that is kept.
-        nbytes: its size.
 
     ConfigError if two samples have the same key: names both; or values are no keys.
     """

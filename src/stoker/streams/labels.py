@@ -60,8 +60,6 @@ def column_labels(
     several processes that want it at once, one makes it and the others wait.
 
     Args:
-        location: the dataset.
-        column: its column.
         kind: ``"classes"``: the integers of an integer column in the narrowest type that holds them all; for a column of
             text or bytes, the index of the value among the column's different values, sorted.
             ``"hashes"``: uint64, see :func:`hash_values`.

@@ -35,7 +35,6 @@ class FilesLocation:
         root: URL or directory that keys are relative to.
         pattern: regular expression that the keys match; ``None`` for all files of the format.
         keys: the files, where they are named one by one.
-        given: the pattern as it was given.
     """
 
     root: str

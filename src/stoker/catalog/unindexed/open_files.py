@@ -155,7 +155,6 @@ def open_unindexed(
             out. The others are left whole.
         columns: of Parquet, columns to read; default all, which must then be the same in all files.
         partitions: of Parquet, values of columns by file, where something else than folders tells them.
-        settings: how the cache behaves.
         cache_limit: bytes of files, fetched whole to see what they hold, that may stay in the cache; the rest is fetched
             again when it is read.
         unpack_into: where what comes out of compressed files goes where these are local and ``local`` is not given; default

@@ -75,7 +75,6 @@ class ListedFiles:
 
     Attributes:
         shards: a shard each.
-        index: their index.
         listed: see :class:`~stoker.catalog.location.DatasetLocation`.
         remembered: where the listing of a directory is kept; ``None`` where it is not.
         replaced: objects that were listed at the last start, and are gone or others now.

@@ -56,7 +56,6 @@ class _Member:
         start: where its bytes, as they are stored, begin.
         stored: how many there are.
         size: bytes of the NPY file that they hold.
-        deflated: whether they are compressed.
         crc: CRC-32 of the NPY file.
     """
 

@@ -27,7 +27,6 @@ class UnindexedFile:
 
     Attributes:
         file: its key relative to the dataset's root, its size and its version.
-        samples: how many it holds.
         spec: what its format needs to read it; JSON values. Files that are alike share one.
         spans: the shards that it is read as; int64, shape ``(shards, numbers)``. The numbers are first byte, end and
             samples, unless the format describes its shards itself. No shards stand for one, which is all of the file.

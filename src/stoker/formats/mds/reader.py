@@ -42,7 +42,6 @@ class RecordLayout:
     Attributes:
         names: columns in the file's (sorted) order.
         sizes: their fixed widths in bytes, ``None`` for variable ones.
-        variable: number of variable columns.
         width: bytes of a whole sample where all columns are fixed, else ``None``.
         head: the sizes of the variable columns.
         ends: where the columns end in a sample, if that is the same in all samples, else ``None``.

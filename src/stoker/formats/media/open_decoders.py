@@ -50,7 +50,6 @@ class OpenStream:
     ``kind``: ``"video"`` or ``"audio"``.
 
     Attributes:
-        av: the package PyAV.
         stream: PyAV's stream. Another after :meth:`restart`.
         tick: seconds of a unit in which its times are told.
         origin: time of its first frame, in ticks, by the header.

@@ -52,8 +52,6 @@ class BytesOfFile:
     """An encoded video or sound that is a file of a store, or lies in one. Pickled as the place, without its bytes.
 
     Args:
-        store: where the file is.
-        key: its name there.
         version: of the file, as the store told it; empty where nothing tells.
         start: first byte of the video or sound in the file.
         name: of the part of the file that it is; empty for a file.
@@ -84,10 +82,8 @@ class StoredFile:
     """A file that is a shard and is not fetched; see :class:`stoker.formats.base.ShardDetail`.
 
     Attributes:
-        bytes: its size.
         identity: tells it from others.
         key: its path below the dataset's root.
-        source: reads ranges of it.
     """
 
     bytes: int

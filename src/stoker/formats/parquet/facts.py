@@ -88,7 +88,6 @@ class RowGroup:
 
     Attributes:
         file: the file that it lies in.
-        index: its index in the file's facts.
         constants: names and values of the columns that its directory's name tells.
     """
 

@@ -202,8 +202,6 @@ class _Lists:
     Attributes:
         starts: number of the first value of each list that begins here; int64.
         head: values that belong to a list that began before.
-        count: values.
-        last_empty: the last list has no values.
     """
 
     starts: Ids

@@ -36,10 +36,7 @@ class ColumnSchema:
             dtype and shape that lie in the file as bytes ``dtype[shape]``, such as ``float32[3, 4]``.
         arrow: a schema of this field alone in Arrow's IPC format; empty where the file tells no Arrow types.
         elements: the column's elements of the Parquet schema, as structs that follow each other.
-        count: number of these elements.
         first: number of its first leaf in the file, which is its index in every row group's list of chunks.
-        paths: path of each leaf in the schema.
-        kinds: physical type of each leaf.
     """
 
     name: str

@@ -135,7 +135,6 @@ class CSVColumns:
 
     Attributes:
         kinds: name and kind of each value of a line, in order.
-        separator: what stands between two values.
         quote: the character that quotes; empty for none.
         empty: whether an empty value of a ``float`` column is NaN.
         found: columns of numbers whose kind the first lines told.

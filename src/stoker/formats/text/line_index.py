@@ -183,8 +183,6 @@ class FirstLines:
 
     Attributes:
         start: where text begins, behind a byte order mark.
-        second: where the second line begins.
-        newline: the character that ends a line.
     """
 
     start: int
@@ -249,11 +247,9 @@ def line_spans(
     CorruptDataError if a quote is not closed, or some lines end with newlines and others with carriage returns.
 
     Args:
-        start: where its first line begins.
         quote: the character that quotes, if any.
         piece_bytes: how many bytes a span has at least, but for the last.
         look: gets each block, and where lines end in it.
-        newline: the character that ends a line.
     """
     spans: list[ShardSpan] = []
     begin, samples = start, 0

@@ -75,8 +75,6 @@ def tokenized(
     """A dataset with token ids in the place of texts, where texts that do not become ids are bad samples.
 
     Args:
-        dataset: with the texts.
-        column: of them.
         tokenize: from texts to as many lists of ids.
         limit: one more than the largest id.
 

@@ -67,10 +67,8 @@ class Mixing:
     Args:
         counts: samples of each stream, shape ``(streams,)``.
         begun: samples of each stream that came before, shape ``(streams,)``; the mixing continues there. Default: none.
-        nodes: number of canonical nodes.
         unit: consecutive samples of one stream.
         window: units inside which their order is scrambled; 0: not scrambled. See :data:`WINDOW`.
-        key: of the scrambling.
         shared: whether a unit is read by all nodes together (position x by node ``x % nodes``), instead of by one
             alone. If ``nodes`` does not divide a unit, it is not shared, and any node may read any shard.
         unit_counts: units of each stream on each node. For phases whose steps must have the same streams although their

@@ -308,12 +308,10 @@ class AppendedStream:
     """The samples of a stream from where files were appended to it.
 
     Args:
-        before: the samples that it had.
         begun: the number, as the run counts them, of their first one.
         told: what it was then.
         left: see :meth:`Before.left`.
         added: the appended samples.
-        count: how many they are.
         whole: all of its samples.
         nodes, window, key: see :class:`~stoker.order.mixture.mixing.Mixing`. Without a window the appended samples come
             last.

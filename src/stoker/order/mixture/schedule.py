@@ -19,8 +19,6 @@ class CountingOrigin:
     """The point from which samples are counted: the beginning of training, or where streams or shares were changed.
 
     Attributes:
-        epoch: the epoch.
-        position: the position in it.
         samples: samples of training before it.
         consumed: samples of each stream before it, in stream order. Empty: none of any.
         turn: see :class:`~stoker.order.mixture.mixing.Mixing`; of what begins there.

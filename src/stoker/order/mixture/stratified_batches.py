@@ -38,7 +38,6 @@ class StratifiedPlan(BatchPlan):
     Attributes:
         strata: which samples are dealt.
         shuffled: whether a node's section of a batch is mixed. If not, it is ordered by stream.
-        key: of the mixing.
         totals: samples in a pass of each stream, shape ``(streams,)``.
         begun: number at which these passes begin, likewise. Default: 0.
     """
@@ -157,7 +156,6 @@ def _of_nodes(low: Ids, high: Ids, node: Ids, nodes: int) -> Ids:
         low: shape ``(batches, streams)``.
         high: likewise.
         node: shape ``(k,)``, in ``[0, nodes)``.
-        nodes: number of canonical nodes.
 
     Returns:
         int64 of shape ``(batches, k, streams)``.

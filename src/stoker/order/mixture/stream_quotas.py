@@ -29,10 +29,8 @@ class StreamQuota:
     """A stream of the mixture: a whole one, or with fixed sampling the whole rounds of one or the rest of them.
 
     Attributes:
-        source: the stream.
         selection: its samples, or those that were drawn for all epochs.
         count: samples in an epoch; 0 where a schedule says how many.
-        key: of its order.
         before: what it was before files were appended, where a pass of that is begun; the earliest first.
     """
 

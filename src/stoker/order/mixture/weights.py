@@ -49,7 +49,6 @@ class Mixture:
         shard_sizes: for each stream, samples in each of its shards, int64.
         choose: for each stream, samples of it in an epoch.
         proportion: for each stream, its part of an epoch.
-        epoch_size: samples in an epoch.
     """
 
     shard_sizes: tuple[Ids, ...]

@@ -35,11 +35,9 @@ class MosaicmlPlan:
     ``mixture.table()``.
 
     Attributes:
-        mixture: the streams.
         settings: what the order depends on; those of a resumed run have been through
             :meth:`~stoker.order.mosaicml.settings.MosaicmlSettings.resumed`.
         world: this rank; with replication, as :meth:`~stoker.order.mosaicml.settings.MosaicmlWorld.replicate` gives it.
-        epoch: number of the epoch.
         start: the ``sample_in_epoch`` at which it begins. Where it is not a multiple of the global batch, reading resumes
             where the reference would, at ``first``, which may be a little earlier.
 

@@ -25,7 +25,6 @@ class MosaicmlWorld:
 
     Attributes:
         rank: number of the rank; r is on node ``r // ranks_per_node``.
-        num_nodes: number of nodes.
         ranks_per_node: ranks on each.
     """
 
@@ -82,7 +81,6 @@ class MosaicmlSettings:
     Attributes:
         batch_size: samples in a batch of one rank.
         num_canonical_nodes: parts that samples are cut into; see :meth:`resolve` for the reference's default.
-        shuffle: whether to shuffle.
         shuffle_algo: ``"naive"``, ``"py1s"``, ``"py2s"``, ``"py1br"`` or ``"py1e"``.
         shuffle_seed: from 0.
         shuffle_block_size: of ``py1br`` and ``py1e``. ``None``: ``max(4_000_000 // num_canonical_nodes, 1 << 18)``.

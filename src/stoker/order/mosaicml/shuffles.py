@@ -340,11 +340,9 @@ def choose_units(
     every sample comes just once.
 
     Args:
-        mixture: all streams.
         streams: numbers of those to choose from.
         sampling_seed: of the generator that draws samples of a shard.
         picking_seed: of how a stream's samples are divided among its shards.
-        granularity: see :func:`sample_counts`.
     """
     starts = np.cumsum([0, *(int(sizes.sum()) for sizes in mixture.shard_sizes)])
     contiguous = all(later == earlier + 1 for earlier, later in pairwise(streams))

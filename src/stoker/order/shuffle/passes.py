@@ -50,7 +50,6 @@ class PassTables:
         shards: the shards' numbers in their order in each pass; int64, shape ``(passes, shards)``.
         shard_starts: first offset of each of them; int64, shape ``(shards,)``.
         blocks: ``None``: samples stay at their offsets.
-        total: number of samples of a pass.
     """
 
     spans: Ids

@@ -45,7 +45,6 @@ class ShardByShard:
     """Reads groups of samples, each shard by shard, while the shards of the group that come next are fetched.
 
     Args:
-        pool: the dataset's open shards.
         columns: names to read, default all.
         whole: read samples as columns; otherwise one by one.
         most_shards: shards that may be open at once.

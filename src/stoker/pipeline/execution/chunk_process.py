@@ -43,7 +43,6 @@ class ChunkTask:
 
     Attributes:
         settings: with the functions that are applied to samples.
-        epoch: its number.
         as_columns: whether batches are asked for, and not samples.
         sharers: processes on this node that read through the same cache, these included.
     """
@@ -137,11 +136,7 @@ def serve_chunks(pipe: Any, ring: Ring, pool: ShardPool, run: MakeRun | None, to
     """Read the chunks that come through a pipe, until it is closed.
 
     Args:
-        pipe: this process's end.
-        ring: its memory.
-        pool: the dataset's shards.
         run: makes the rank's batches, where samples may replace others.
-        told: what to do.
     """
     try:
         task = told.load() if isinstance(told, PickledTask) else told

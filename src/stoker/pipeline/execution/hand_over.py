@@ -32,7 +32,6 @@ class Parcel:
     Attributes:
         pickled: the size of the pickled bytes.
         buffers: of each buffer its first byte, its size, and whether it may be written to.
-        size: of all.
         block: where it is; ``None``: all bytes come next through the pipe.
     """
 

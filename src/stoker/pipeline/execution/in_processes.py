@@ -141,11 +141,7 @@ class InProcesses(Generic[_T]):
 
     Args:
         execute: reads a chunk in this process, for a child that was forked from it in the middle of an iteration.
-        workers: processes.
-        task: their work.
-        pool: the dataset's shards.
         run: makes the rank's batches, where samples may replace others.
-        ring: memory that they fill.
 
     Attributes:
         chunks, rows, busy: chunks and samples that processes have read, and the nanoseconds that they took, all together.

@@ -34,7 +34,6 @@ class Burst:
     """Chunks that threads read at once.
 
     Attributes:
-        rows: samples of all.
         took: nanoseconds of the thread that took longest.
         busy: nanoseconds of all threads together.
         computed: nanoseconds of the processor, of all together.

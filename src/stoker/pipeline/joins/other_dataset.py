@@ -27,7 +27,6 @@ class OtherDataset:
 
     Attributes:
         pool: shards that are open for the zip or join alone.
-        settings: see above.
         told_of_limit: whether it was logged that its cache is too small.
     """
 

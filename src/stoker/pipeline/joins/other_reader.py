@@ -41,7 +41,6 @@ class OtherReader:
     """Reads samples of another dataset by id.
 
     Args:
-        other: the dataset.
         pairs: the columns to read; ``None``: all that there are.
         key: the column that samples are found by; ``None``: they are not found by one.
         epoch: number of the epoch, for the random numbers of its own chain.

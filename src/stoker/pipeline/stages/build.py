@@ -44,7 +44,6 @@ def make_work(
     """The work of the chunks of a run.
 
     Args:
-        pool: the dataset's open shards.
         run: the rank's batches, and where their samples lie; ``None`` where no sample replaces another.
         settings: see :class:`~stoker.pipeline.transforms.EpochReaderSettings`.
         epoch: its number, for the random numbers of a chain.

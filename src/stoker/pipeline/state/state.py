@@ -164,7 +164,6 @@ def read_state(
     """Check a state against the dataset and settings at hand.
 
     Args:
-        state: the state.
         sample_order: the order of the data at hand.
         data_rank: who reads.
         what: how the caller calls the state, for messages.
@@ -270,8 +269,6 @@ def check_same_steps(
     Another chain is logged.
 
     Args:
-        state: the state.
-        chain: the steps at hand.
         others: the entries that identify the datasets of its zips and joins at hand, by their names.
         inside: whether the state was taken inside an epoch.
 

@@ -175,7 +175,6 @@ class RankTimes:
     """Times of one rank's consumer, after its first batch.
 
     Attributes:
-        rank: its number.
         first: seconds until the first batch was there.
         elapsed: seconds since then.
         waited: those of them in which its consumer waited.

@@ -25,7 +25,6 @@ class Metric(NamedTuple):
     """A field of the statistics, as it is exported.
 
     Attributes:
-        about: what it is.
         counts: what it counts, where that is all there is to it.
         name: without prefix and without the endings that a system asks for; empty: the field's.
         unit: its unit by Prometheus' names; empty for a number of things.

@@ -152,8 +152,6 @@ def write_trace(path: Path, processes: Sequence[TracedProcess], facts: TraceFact
 
     Args:
         path: the file, which appears whole.
-        processes: those that were traced.
-        facts: of the trace.
         folder: where it is written before; one that is removed in any case.
 
     Raises:

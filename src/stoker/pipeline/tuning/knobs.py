@@ -31,8 +31,6 @@ class KnobRange:
     """Bounds of a knob.
 
     Attributes:
-        start: its value at the beginning.
-        most: its greatest value.
         step: the least value above ``start`` that makes a difference.
         fixed: whether it stays as it is, as the user set it or as it would change nothing.
     """
@@ -143,7 +141,6 @@ class Window:
     """Sums over ticks, and how much these differ.
 
     Attributes:
-        ticks: number of ticks.
         seconds, waited, samples, computed: sums over them.
         latest: the one that was added last.
     """

@@ -201,7 +201,6 @@ class _Trial:
     """Changes that are tried together.
 
     Attributes:
-        changes: what they are.
         before: values without them.
         base: what was measured before.
         tried: what was measured with them, where it is measured without them again.

@@ -79,8 +79,6 @@ class SampleSource(ABC):
 
     Attributes:
         counts: the counts of what was read.
-        columns: names of the columns.
-        shards: number of shards.
         table: where the ids of each shard begin.
         bad_samples: what becomes of bad samples; ``None``: they are errors.
         takes_batch: the step by which only batches can be delivered; empty: there is none.

@@ -28,15 +28,12 @@ class WorkerReader:
     Samples in the buffer do not count as delivered: after an error, a fork or :meth:`close` they are read again.
 
     Args:
-        source: what this worker reads.
-        config: its settings.
         counts: where the buffer's hits and misses are counted.
         new_log: makes what counts and lists the bad samples of an epoch, or of the rest of one; ``None`` where bad samples
             are errors.
         gaps: whether a place may have no sample, or several.
 
     Attributes:
-        source: what it reads.
         at: number of the next sample to be delivered, as the source counts.
         finished: whether nothing of the epoch is left for it.
         moves: how often it was told to continue elsewhere, by :meth:`reset` or :meth:`restore`.

@@ -190,7 +190,6 @@ class SmallStream:
     """The small shards of one stream.
 
     Attributes:
-        shards: all of its shards.
         first: number of its first shard among those of all streams.
         files: the shards, where each is a file that is a sample: nothing of it is left to be read once it was.
         most: bytes of the largest small shard; 0 where none is opened here.

@@ -105,7 +105,6 @@ class Fault:
     """One failed attempt.
 
     Attributes:
-        kind: what went wrong.
         detail: the same in words, for messages; without secrets.
         answered: the server did answer.
     """

@@ -90,7 +90,6 @@ class TokenLayout(ABC):
     folder, and name it in :data:`LAYOUTS`.
 
     Args:
-        settings: see :class:`LMSettings`.
         too_long: what becomes of documents that are longer than a row, where the layout asks.
 
     Raises:
@@ -157,7 +156,6 @@ class TokenLayout(ABC):
         """Makes rows of a stream of documents; of layouts without ``document_rows``.
 
         Args:
-            batch_size: rows in a batch.
             lookahead: documents that are looked at together.
             state: of a maker before, to go on there.
             fetch: gives documents by number, which a state may need again.

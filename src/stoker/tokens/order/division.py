@@ -40,7 +40,6 @@ class Groups:
     Attributes:
         file: number of each group's file; int64, shape ``(groups,)``, rising, as are all.
         rows: documents in each group that are not empty.
-        tokens: tokens in each group.
         first_rows: number of each group's first row among the rows of all, empty ones counted.
     """
 
@@ -67,8 +66,6 @@ class RowGroupRuns:
     Attributes:
         bounds: first group of each cell, and the number of groups; int64, shape ``(cells + 1,)``.
         file: number of each cell's file; int64, shape ``(cells,)``, as are all below.
-        tokens: tokens in each cell.
-        amounts: amounts in each cell.
     """
 
     bounds: Ids

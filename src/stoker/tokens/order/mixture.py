@@ -121,7 +121,6 @@ class TokenMixture:
         sources: the order of each source alone, by name; all with the same settings, and divided by rows.
         seq_len: the most tokens in a row.
         full: whether rows are full, or nearly; otherwise each source has its own mean.
-        weights: of the sources.
         given: as the loader was made with them, for states.
         parts: of each pass: canonical nodes.
 
@@ -290,9 +289,7 @@ class MixedUnits(UnitOrder):
     A *sequence* is a pass over a source here.
 
     Args:
-        sources: the orders of the sources.
         seeds: of each; ``None`` without shuffling.
-        parts: of each pass.
         mixture: which row comes at which position, where plans have positions.
     """
 

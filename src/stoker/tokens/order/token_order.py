@@ -68,7 +68,6 @@ class BlockSpan(NamedTuple):
     """Consecutive units of a batch in one sequence.
 
     Attributes:
-        sequence: number of the sequence.
         blocks: number of the first block that they need, and one past the last.
         inside: amounts of the first block before them.
         rows: number of units.

@@ -359,8 +359,6 @@ class SplitReader:
     """Reads splits in the reading thread.
 
     Args:
-        reader: reads their ranges.
-        coordination: gives splits.
         lost: splits that others have now, of which no more need be read.
         replicate: begins to fetch shards for others, while splits are read; ``None``: this worker keeps none for others.
         closing: set when no more is wanted.

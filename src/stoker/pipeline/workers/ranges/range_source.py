@@ -75,7 +75,6 @@ class WorkerProgress:
     """A worker's progress, as a checkpoint has it.
 
     Attributes:
-        epoch: the epoch.
         processed: its positions that are done, as rising ``(begin, end)``.
         state: the source's part of the checkpoint.
     """
@@ -250,9 +249,7 @@ class RangeReader:
     """Reads ranges of an epoch's positions, in the reading thread, and has the shards of those ahead fetched.
 
     Args:
-        sample_source: where samples come from.
         splits: the epoch's positions.
-        config: the worker's settings.
         batched: whether a range that is read is one batch.
         most_ahead: chunks that processes may read ahead of the one that is delivered next; ``None``: as many as they like.
     """

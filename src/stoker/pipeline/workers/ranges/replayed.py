@@ -29,7 +29,6 @@ class ReplayedSource(RangeSource):
     """One rank's samples of a recorded assignment, numbered in its order.
 
     Args:
-        sample_source: where samples come from.
         sample_order: see :func:`~stoker.pipeline.workers.adaptive.adaptive_order`.
         config: the worker's settings; its partition is an ``Adaptive`` with a ``replay``.
 
