@@ -43,7 +43,7 @@ def test_what_is_torn_or_missing_is_reported(tmp_path: Path) -> None:
         StreamingDataset(remote=tmp_path, format="mds")
     write(tmp_path)
     (tmp_path / "index.json").write_text("{")
-    with pytest.raises(IndexFileError, match="not JSON"):
+    with pytest.raises(IndexFileError, match="not valid JSON"):
         StreamingDataset(remote=tmp_path, format="mds")
     (tmp_path / "index.json").unlink()
     shard = tmp_path / "shard.00001.mds"

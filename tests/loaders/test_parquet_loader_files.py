@@ -156,7 +156,7 @@ def test_my_files_are_paths(tmp_path: Path) -> None:
 
 def test_a_file_without_a_token_column_is_named_with_what_it_has(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", [["some", "text"]], pa.string(), column="text")
-    with pytest.raises(ConfigError, match=r"a\.parquet: there is no token column: .*text \(string\).*tokenize"):
+    with pytest.raises(ConfigError, match=r"a\.parquet: there is no token column \(.*text \(string\).*tokenize"):
         loader(tmp_path)
     with pytest.raises(ConfigError, match=r"a\.parquet: column 'text' holds string, .* lists of integers: tokenize"):
         loader(tmp_path, column="text")
