@@ -267,6 +267,15 @@ def test_histories_have_every_sample_once(
         assert all(len(batch) <= max_samples for step in steps_of(order, ranks) for batch in step)
 
 
+@pytest.mark.parametrize("samples", [4, 5, 6, 7, 30, 31])
+def test_a_plan_knows_its_number_of_batches_from_each_position(samples: int) -> None:
+    """Also inside of a group, from where steps end elsewhere than groups do."""
+    order = order_of(lengths_of(samples, most=40), order={"remainder": "uneven"}, max_tokens=40, ranks=2, window=1)
+    for position in range(samples):
+        for world in (1, 2, 3):
+            assert sum(map(len, steps_of(order, world, 0, position))) > 0
+
+
 def test_workers_take_turns_and_skip_what_was_delivered() -> None:
     order = order_of(lengths_of(777))
     for world in (2, 3):
@@ -608,9 +617,9 @@ def test_a_state_of_other_lengths_or_settings_is_refused(folder: Path) -> None:
 
 def test_a_world_that_does_not_fit_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     next(opened(folder, 0, 4).batches())
-    assert "no multiple of them" not in caplog.text
+    assert "is not a multiple of the" not in caplog.text
     next(opened(folder, 0, 3).batches())
-    assert "3 ranks take batches of Lengths(ranks=4)" in caplog.text
+    assert "Lengths(ranks=4) is not a multiple of the 3 ranks" in caplog.text
 
 
 def test_a_column_without_lengths_is_refused(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 The epoch of another order is cut into *windows* of so many positions. The samples of a window are sorted into *buckets* by
 their lengths, and each bucket is cut into *groups*: ``ranks`` batches, each of as many samples as ``max_tokens`` allows
-where all are as long as the bucket's bound. What does not fill a group goes to the next longer bucket that the window has,
-and what is left of the longest is a smaller group. Groups come in an order of their own, and in them samples lie by node.
+where all are as long as the bucket's bound. Samples that do not fill a group join the next longer bucket of the window; the
+last samples of the longest bucket make a smaller group. Groups are shuffled, and the samples of a group are ordered by node.
 
 A position counts samples as they lie then. A window follows from the order, the lengths and its number alone, so that an
 epoch is begun, or resumed at any position, in the time that one window takes.
@@ -274,13 +274,15 @@ class ByLengthPlan:
     @cached_property
     def _tail(self) -> list[int]:
         """The step at the epoch's end in which not all ranks have a batch, or an empty list."""
-        windows, start = self._windows, self.start
+        windows, ranks = self._windows, self.world_size
         last = windows.last * windows.window
-        for step in self._steps(start) if start < last else ():
-            if not windows.ranks % self.world_size and not step[-1] % windows.window:
-                start = last  # steps end where windows do, from here on
-                break
-        return next((step for step in self._steps(start) if len(step) <= self.world_size), [])
+        for step in self._steps(self.start):
+            if len(step) <= ranks:
+                return step
+            if step[-1] <= last and not windows.ranks % ranks and not step[-1] % windows.window:
+                # From here on steps end where windows do, so that the last window tells.
+                return next((step for step in self._steps(last) if len(step) <= ranks), [])
+        return []
 
     @property
     def full_batches(self) -> int:
@@ -393,10 +395,10 @@ class ByLengthOrder:
         if self.ranks % data_rank.world_size and not self._told and not data_rank.rank:
             self._told = True
             logger.warning(
-                "%d ranks take batches of Lengths(ranks=%d), which is no multiple of them: some steps have smaller batches, "
-                "or batches of two buckets. Give ranks=%d, or a multiple",
-                data_rank.world_size,
+                "Lengths(ranks=%d) is not a multiple of the %d ranks: some steps have smaller batches, or batches of two "
+                "buckets. Set ranks=%d, or a multiple of it",
                 self.ranks,
+                data_rank.world_size,
                 data_rank.world_size,
             )
         if (windows := self._windows.get(position.epoch)) is None:

@@ -116,8 +116,10 @@ def repeats_samples(order: SampleOrder) -> bool:
 
 
 def makes_batches(order: SampleOrder) -> bool:
-    """Whether its plans say how many samples each batch has, and ``batch_size`` is 1: the order's ``makes_batches``. Default:
-    they have as many as are asked for."""
+    """Return whether the order itself decides how many samples each batch has: its attribute ``makes_batches``.
+
+    Its plans are then made with ``batch_size=1``. Default: batches have as many samples as are asked for.
+    """
     return bool(getattr(order, "makes_batches", False))
 
 
