@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INDEX_NAME: Final = "index.json"
 """Name of the index below a dataset's root."""
 INDEXED: Final = "mds"
-"""What ``format=`` calls shards with an index, of whatever format."""
+"""The name in ``format=`` of shards with an index, of any format."""
 
 MOST_BYTES: Final = 1 << 30
 """Bytes of an index at most: those of about two million shards."""

@@ -39,6 +39,7 @@ from stoker.tokens.order.division import Granularity
 from stoker.tokens.order.mixture import SourceWeights, TokenMixture
 from stoker.tokens.order.token_order import RankFiles, TokenSampleOrder, tell_of_remainder
 from stoker.tokens.settings import LMOptions, LMSettings, ShardConfig
+from stoker.tokens.sources.parquet import check_options
 from stoker.tokens.sources.source import Shared, TokenSource
 from stoker.types import Ids, StorageOptions
 from stoker.units import parse_bytes, parse_count
@@ -211,6 +212,8 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
             self._builder = BlockBuilder([self._open(source)], self._rows)
             order = self._builder.sample_order(granularity, *self._settings)
             self._rank_files = RankFiles(order)
+        needed = {name: self._open_options[name] for name in ("column", "storage_options", "cache_limit")}
+        check_options(self._builder.sources, **needed, local=local, cache=held)
         self._resume = ResumeState(order, "begin the next one with reset_epoch()")
         self._reset()
         if self._rank_files is not None and self._rank_finder.launched() is not None:

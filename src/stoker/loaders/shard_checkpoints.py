@@ -199,7 +199,7 @@ class ShardCheckpoints:
 
     def _checkpoints(self) -> CheckpointFolder:
         if self._folder is None:
-            raise ConfigError("there is no folder for checkpoints: set checkpoint_url= in the config")
+            raise ConfigError("checkpoint_url is not set: set it in the config, to a folder for checkpoints")
         return self._folder
 
     def _save_soon(self) -> None:

@@ -162,8 +162,7 @@ class SourcesByName(EpochByFiles):
             must_be("names, as they are folders of local=", name not in ("", ".", ".."), sources=name)
             local = os.path.join(local, quote(name, safe=" "))
         with span(Stage.LIST):
-            options = {"on_bad_files": _on_bad_files(version), "mixed": name is not None, **self._open_options}
-            return open_source(source, local=local, **options)
+            return open_source(source, local=local, on_bad_files=_on_bad_files(version), **self._open_options)
 
     def _mixed(self, sources: Mapping[str, TokenSource], weights: SourceWeights) -> tuple[BlockBuilder, TokenMixture]:
         """The order over some sources, and the builder of their batches."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final
 
@@ -72,20 +72,6 @@ class LMBatch:
     reset_positions: bool = True
     cut_documents: int = 0
     cut_tokens: int = 0
-
-    @classmethod
-    def concat(cls, parts: Sequence[LMBatch]) -> LMBatch:
-        """The rows of all batches, of which there is at least one, of one width and made with the same settings."""
-        one = parts[0]
-        return replace(
-            one,
-            input_ids=np.concatenate([part.input_ids for part in parts]),
-            given_labels=None if one.given_labels is None else np.concatenate([part.labels for part in parts]),
-            num_tokens=sum(part.num_tokens for part in parts),
-            made=partial(extents_of_parts, [part.made for part in parts], [part.shape for part in parts]),
-            cut_documents=sum(part.cut_documents for part in parts),
-            cut_tokens=sum(part.cut_tokens for part in parts),
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         # What extents are made of is larger: rows of other batches, or all documents of a block.

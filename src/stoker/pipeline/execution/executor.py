@@ -95,7 +95,7 @@ class Executor:
         return parsers(sharers) if in_batches.samples > FEW_LINES else 0
 
     def may_tune_threads(self, threads: int) -> bool:
-        """Whether a tuner may change how many threads read, where so many do without it.
+        """Return whether a tuner may change the number of threads that read, which is ``threads`` without it.
 
         Code of others, which may not be thread-safe, is run by threads only where it is without a tuner. A tokenizer is
         called by one thread at a time.
@@ -107,7 +107,7 @@ class Executor:
 
     @cached_property
     def parse_text(self) -> bool:
-        """Whether shards of the dataset are lines of text."""
+        """Return whether the shards of the dataset are lines of text."""
         index = self._pool.index
         parts = index.parts if isinstance(index, ConcatIndex) else (index,)
         return any(len(part) and get_format(part.shards[0].format).text for part in parts)

@@ -224,26 +224,26 @@ def assemble(
             # What begins a row without beginning its document is not predicted from another one.
             slots = spans.starts[(spans.firsts == 0) | (spans.starts % max(shape[1], 1) > 0)]
         labels = np.full(slots.size, settings.ignore_index)
-    if documents.learnt is not None and settings.labels != "none":
-        unlearnt = ~_learnt(documents, documents.learnt, spans, ids.size, with_eos)
+    if documents.loss_mask is not None and settings.labels != "none":
+        masked = ~_loss_mask(documents, documents.loss_mask, spans, ids.size, with_eos)
         if settings.labels == "shifted":
-            unlearnt = np.append(unlearnt[1:], False)
-            unlearnt[slots] = False  # labelled already
-        more = np.flatnonzero(unlearnt)
+            masked = np.append(masked[1:], False)
+            masked[slots] = False  # labelled already
+        more = np.flatnonzero(masked)
         slots, labels = np.append(slots, more), np.append(labels, np.full(more.size, settings.ignore_index))
     numbers = spans.rows + first_document if isinstance(first_document, int) else first_document[spans.rows]
     made = Extents(spans.starts, spans.lengths, numbers)
     return TokenRows(ids.reshape(shape), int(spans.lengths.sum()), slots, labels, made, cut)
 
 
-def _learnt(
-    documents: Ragged, learnt: NDArray[np.bool_], spans: DocumentSpans, size: int, with_eos: NDArray[np.bool_]
+def _loss_mask(
+    documents: Ragged, mask: NDArray[np.bool_], spans: DocumentSpans, size: int, with_eos: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return which slots have tokens that are learnt; an eos is where the last token of its document is."""
+    """The mask of so many slots; an eos has that of the last token of its document."""
     sources = documents.offsets[spans.rows] + spans.firsts
-    found: NDArray[np.bool_] = gather_spans(learnt, sources, spans.lengths - with_eos, spans.starts, size)
+    found: NDArray[np.bool_] = gather_spans(mask, sources, spans.lengths - with_eos, spans.starts, size)
     ended = np.flatnonzero(with_eos)
-    found[(spans.starts + spans.lengths - 1)[ended]] = learnt[documents.offsets[spans.rows[ended] + 1] - 1]
+    found[(spans.starts + spans.lengths - 1)[ended]] = mask[documents.offsets[spans.rows[ended] + 1] - 1]
     return found
 
 
@@ -265,8 +265,8 @@ def _next_tokens(
         follows[part] = documents.values[at - eos]
         if settings.eos_id is not None:
             follows[part[eos]] = settings.eos_id
-        if documents.learnt is not None:
-            follows[part[~documents.learnt[at - eos]]] = settings.ignore_index
+        if documents.loss_mask is not None:
+            follows[part[~documents.loss_mask[at - eos]]] = settings.ignore_index
     if settings.cross_document_labels and spans.starts.size:
         ends = spans.starts + spans.lengths
         near = np.zeros(whole.size, dtype=bool)

@@ -99,6 +99,7 @@ class TokenLayout(ABC):
         name: for ``layout=``.
         needs_padding: whether rows may have slots that no token fills.
         document_rows: whether each document is one row.
+        joins: whether documents are joined, and rows cut anywhere, so that a loss mask of documents has no meaning.
         rows_a_cell: row groups are put together until they have tokens for so many rows; 0: each is read by itself.
         step: amounts in a row.
         partial: whether what does not fill the last row of a rank's part becomes a row.
@@ -110,6 +111,7 @@ class TokenLayout(ABC):
     name: ClassVar[str]
     needs_padding: ClassVar[bool] = True
     document_rows: ClassVar[bool] = False
+    joins: ClassVar[bool] = False
     rows_a_cell: ClassVar[int] = 0
     step: int = 1
     partial: bool = True

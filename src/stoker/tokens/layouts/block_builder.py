@@ -30,14 +30,13 @@ class BlockBuilder:
         self.sources = tuple(sources)
         self.settings = layout.settings
         self.layout = layout
-        for source in self.sources:
-            if getattr(source, "learns_parts", False) and (
-                layout.name == "concat" or self.settings.cross_document_labels
-            ):
-                told = "layout='concat'" if layout.name == "concat" else "cross_document_labels=True"
-                raise ConfigError(
-                    f"{source.name}: conversations are rows of their own: leave {told} out; layout='pack' fits"
-                )
+        if layout.joins or self.settings.cross_document_labels:
+            told = f"layout={layout.name!r}" if layout.joins else "cross_document_labels=True"
+            for source in self.sources:
+                if getattr(source, "has_loss_mask", False):  # which sources of a user's own need not have
+                    raise ConfigError(
+                        f"{source.name}: conversations are rows of their own: leave {told} out; layout='pack' fits"
+                    )
         self._cells = [self._make_cells(source) for source in self.sources]
 
     def source_of(self, document: int) -> tuple[TokenSource, int]:

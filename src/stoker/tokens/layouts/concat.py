@@ -320,6 +320,7 @@ class ConcatLayout(TokenLayout):
     """
 
     name = "concat"
+    joins = True
     needs_padding = False
 
     def __init__(self, settings: LMSettings, too_long: TooLong) -> None:

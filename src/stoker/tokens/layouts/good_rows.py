@@ -27,7 +27,6 @@ from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.order.prefetch import read_ahead
 from stoker.tokens.order.token_order import UnitOrder
 from stoker.tokens.sources.block_buffer import LostDocuments
-from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import describe_row
 from stoker.types import Ids
 
@@ -160,8 +159,7 @@ class _EpochRows:
         for one in lost:
             begin, end = int(documents.offsets[one.first]), int(documents.offsets[one.stop])
             values[np.arange(begin, end) if one.tokens is None else begin + one.tokens] = 1
-        other = Ragged(values, documents.offsets, column=documents.column, where=documents.where, rows=documents.rows)
-        other.learnt = documents.learnt
+        other = documents.with_values(values)
         other_block = replace(block, documents=other)
         return _CheckedBlock.of(block, sequence=sequence, number=number, lost=lost, other=other_block)
 

@@ -61,7 +61,7 @@ class Gathered:
         self._ends: list[Ids] = []
         self._numbers: list[Ids] = []
         self._counts = (0, 0)
-        self._learnt: list[tuple[int, Array]] = []
+        self._masks: list[tuple[int, Array]] = []
         self._column = "tokens"
         self.lost: list[LostDocuments] = []
 
@@ -103,7 +103,7 @@ class Gathered:
             # More than there should be: nothing of it can be trusted.
             (ends, lost, self._used, self._counts), row, left = mark, first_row, (rows, tokens)
             del self._ends[ends:], self._numbers[ends:], self.lost[lost:]
-            self._learnt = [one for one in self._learnt if one[0] < self._used]
+            self._masks = [one for one in self._masks if one[0] < self._used]
             if not 0 < rows <= tokens:
                 raise reason
         if last is not None:
@@ -157,9 +157,7 @@ class Gathered:
                 number = int(numbers[document])
                 self.lost.append(LostDocuments(number, number + 1, error, here - chunk.offsets[document]))
         values = np.where(wrong, chunk.values.dtype.type(0), chunk.values)
-        cleaned = Ragged(values, chunk.offsets, column=chunk.column, where=chunk.where, rows=chunk.rows)
-        cleaned.learnt = chunk.learnt
-        return cleaned
+        return chunk.with_values(values)
 
     def _check_found(self, before: tuple[int, int], rows: int, tokens: int, where: str) -> None:
         found = self._counts[0] - before[0], self._counts[1] - before[1]
@@ -178,10 +176,10 @@ class Gathered:
         offsets = np.concatenate([zero, *self._ends])
         numbers = np.concatenate([zero[:0], *self._numbers])
         made = Ragged(self._values[: self._used], offsets, column=self._column, where=describe, rows=numbers)
-        if self._learnt:
-            made.learnt = np.zeros(self._used, np.bool_)
-            for first, part in self._learnt:
-                made.learnt[first : first + part.size] = part
+        if self._masks:
+            made.loss_mask = np.zeros(self._used, np.bool_)
+            for first, part in self._masks:
+                made.loss_mask[first : first + part.size] = part
         return made, numbers
 
     def _take(self, chunk: Ragged, first_row: int) -> None:
@@ -194,8 +192,8 @@ class Gathered:
             if self._used + size > self._values.size:  # more than was promised; told when the group ends
                 self._values = np.concatenate([self._values[: self._used], np.empty(size, _KINDS[self._kind])])
             self._values[self._used : self._used + size] = chunk.values
-        if chunk.learnt is not None:
-            self._learnt.append((self._used, chunk.learnt))
+        if chunk.loss_mask is not None:
+            self._masks.append((self._used, chunk.loss_mask))
         full = chunk.lengths > 0
         ends, numbers = chunk.offsets[1:] + self._used, np.arange(first_row, first_row + len(chunk), dtype=np.int64)
         if not full.all():

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import takewhile
@@ -15,10 +14,11 @@ import xxhash
 from numpy.typing import DTypeLike
 
 from stoker.arguments import checked, must_know
-from stoker.concurrency.forks import ProcessLocal
 from stoker.concurrency.user_code import pass_exits
 from stoker.errors import ConfigError, CorruptDataError, SampleError
+from stoker.order.capabilities import makes_batches
 from stoker.order.native import NativeOrder
+from stoker.order.sample_order import SampleOrder
 from stoker.order.selection import dense_starts
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.stages.tokenize import check_tokenized
@@ -28,14 +28,14 @@ from stoker.reading.sample_errors import located, location_of, url_of_shard
 from stoker.reading.samples import read_samples
 from stoker.reading.steps import TokenizeColumn
 from stoker.streams.conditions import hash_function
-from stoker.streams.derived_arrays import ArraySink, derived_array
+from stoker.streams.derived_arrays import ArraySink
 from stoker.streams.streams import Streams
 from stoker.tokens.chat import ChatTokenizer
 from stoker.tokens.order.division import Groups
 from stoker.tokens.sources.block_buffer import measure
 from stoker.tokens.sources.document_column import Tokenize, as_function
 from stoker.tokens.sources.ragged import Ragged
-from stoker.tokens.sources.source import SkippedFile
+from stoker.tokens.sources.source import ShardSource, SkippedFile
 from stoker.types import Column, Ids
 
 logger = logging.getLogger(__name__)
@@ -66,16 +66,6 @@ class OpenedDataset(Protocol):
     def check_columns_allowed(self, reader: str) -> None: ...
 
 
-class _Ahead(ProcessLocal):
-    """Groups that one process reads soon, and their shards. The pool looks at the shards while they change."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.groups: set[int] = set()
-        self.shards: set[int] = set()
-        self.closed = False
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows(Groups):
     """Groups of samples of shards, which are the files.
@@ -95,7 +85,7 @@ class _Rows(Groups):
         return group, found, found
 
 
-class DatasetSource:
+class DatasetSource(ShardSource):
     """A column of a :class:`~stoker.StreamingDataset` as a source of a :class:`~stoker.StreamingParquetLoader`.
 
     The dataset may have any format, ``subset=``, and a chain of ``map()`` and columns. Its order is the loader's. The number
@@ -132,15 +122,14 @@ class DatasetSource:
         _check_order(dataset, order, streams)
         assert isinstance(order, NativeOrder)
         (stream,), (location,) = order.sources, streams.locations
-        self.column, self._dtype, self._location = column, token_dtype, location
+        self._dtype = token_dtype
         self._chat = tokenizer if isinstance(tokenizer, ChatTokenizer) else None
-        self.learns_parts = self._chat is not None
+        self.has_loss_mask = self._chat is not None
         self._reader, made = _reading(dataset.epoch_reader, column, tokenizer, token_dtype)
-        self._ahead = _Ahead()
         self.name, self.url = stream.name, stream.url
         self._selection = stream.selection
         own = {"column": column, "subset": stream.about().get("subset"), **made}
-        self._recipe = {**own, **self._codes()}
+        super().__init__(location, column, self._reader.pool, {**own, **self._codes()})
         self._counted = False
         self.groups: _Rows = self._divide()
         self.groups, self._counted = self._count(), True
@@ -156,8 +145,12 @@ class DatasetSource:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def where(self, group: int) -> str:
-        first, last = (location_of(self._reader.pool, *place) for place in self._ends(group))
+        shards, rows = self._places(group)
+        first, last = (location_of(self._pool, int(shards[0]), int(row)) for row in (rows.min(), rows.max()))
         return f"{first.file}: rows {first.row} to {last.row}" if first.row < last.row else str(first)
+
+    def _shard(self, group: int) -> int:
+        return int(self.groups.file[group])
 
     def chunks(self, group: int) -> Iterator[Ragged]:
         try:
@@ -180,50 +173,6 @@ class DatasetSource:
     def lengths(self, group: int) -> Ids:
         (chunk,) = self.chunks(group)
         return chunk.lengths[chunk.lengths > 0]
-
-    def share(self, processes: int) -> None:
-        """Say how many processes of this node read these shards at once, this one included."""
-        self._reader.pool.share(processes)
-
-    def fetch(self, groups: Iterable[int]) -> None:
-        ahead, pool = self._ahead, self._reader.pool
-        with ahead.lock:
-            if ahead.closed:  # a block that was being decoded when it was closed starts no threads again
-                return
-            ahead.groups.update(groups := list(groups))
-            fresh = [shard for shard in dict.fromkeys(self.groups.file[groups].tolist()) if shard not in ahead.shards]
-            if fresh:
-                ahead.shards.update(fresh)
-                pool.expect(ahead.shards)
-                pool.prefetch(fresh)
-
-    def done(self, group: int) -> None:
-        ahead, shard = self._ahead, int(self.groups.file[group])
-        with ahead.lock:
-            ahead.groups.discard(group)
-            if not any(int(self.groups.file[other]) == shard for other in ahead.groups):
-                ahead.shards.discard(shard)
-                self._reader.pool.done_with(shard)
-
-    def rest(self) -> None:
-        with self._ahead.lock:
-            self._ahead.groups, self._ahead.shards, self._ahead.closed = set(), set(), False
-            self._reader.pool.expect(self._ahead.shards)
-
-    def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:
-        return self._keep(kind, recipe, lambda _: make())
-
-    def _keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[ArraySink], Ids]) -> Ids:
-        def write(sink: ArraySink) -> tuple[str, bytes]:
-            sink.append(np.ascontiguousarray(make(sink), dtype=np.int64))
-            return "int64", b""
-
-        return derived_array(self._location, kind, self.column, {**self._recipe, **recipe}, write).array
-
-    def close(self) -> None:
-        with self._ahead.lock:
-            self._ahead.groups, self._ahead.shards, self._ahead.closed = set(), set(), True
-        self._reader.close()
 
     def _places(self, group: int) -> tuple[Ids, Ids]:
         """Shards and rows of a group's samples."""
@@ -251,7 +200,7 @@ class DatasetSource:
                 raise
             if isinstance(error, SampleError):
                 return error
-            origin = location_of(self._reader.pool, int(shard[0]), int(row[0]))
+            origin = location_of(self._pool, int(shard[0]), int(row[0]))
             told = located(SampleError, f"{origin}: {error}", origin)
             told.__cause__ = error
             return told
@@ -270,7 +219,7 @@ class DatasetSource:
             return Ragged.of(found[self.column], dtype=self._dtype, name=self.column)
         made = [self._chat(*values) for values in zip(*(found[name] for name in columns), strict=True)]
         documents = Ragged.from_arrays([ids for ids, _ in made], column=self.column)
-        documents.learnt = np.concatenate([learnt for _, learnt in made])
+        documents.loss_mask = np.concatenate([mask for _, mask in made])
         return documents
 
     def _pieces(self, group: int, found: Sequence[Ragged | Exception], first: int = 0) -> Iterator[Ragged]:
@@ -278,9 +227,8 @@ class DatasetSource:
         good = [one for one in takewhile(lambda one: isinstance(one, Ragged), found) if isinstance(one, Ragged)]
         if good:
             made = Ragged.concat(good)
-            piece = Ragged(made.values, made.offsets, column=self.column, where=self.where(group), rows=first)
-            piece.learnt = made.learnt
-            yield piece
+            where, mask = self.where(group), made.loss_mask
+            yield Ragged(made.values, made.offsets, column=self.column, where=where, rows=first, loss_mask=mask)
         error = found[len(good)] if len(good) < len(found) else None
         if isinstance(error, Exception):
             raise error
@@ -337,7 +285,7 @@ class DatasetSource:
             shards.append(np.full_like(firsts[-1], shard))
         none = np.zeros(0, np.int64)
         found, first = np.concatenate([none, *shards]), np.concatenate([none, *firsts])
-        names = tuple(url_of_shard(self._reader.pool, number) for number in range(len(index)))
+        names = tuple(url_of_shard(self._pool, number) for number in range(len(index)))
         starts = dense_starts(self._selection)
         zeros = np.zeros_like(found)
         return _Rows(names, found, zeros, zeros, starts[found] + first, first, self._selection.rows)
@@ -382,12 +330,8 @@ class DatasetSource:
     def _samples(self) -> int:
         return int(self._selection.sizes.sum())
 
-    def _ends(self, group: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        shards, rows = self._places(group)
-        return (int(shards[0]), int(rows.min())), (int(shards[0]), int(rows.max()))
 
-
-def _check_order(dataset: OpenedDataset, order: object, streams: Streams) -> None:
+def _check_order(dataset: OpenedDataset, order: SampleOrder, streams: Streams) -> None:
     """See that a dataset has one stream, and no order of its own that a loader would not follow."""
     if len(streams.names) != 1:
         raise ConfigError(
@@ -396,6 +340,7 @@ def _check_order(dataset: OpenedDataset, order: object, streams: Streams) -> Non
         )
     settings = order.settings if isinstance(order, NativeOrder) else None
     given = {
+        "batch_by": makes_batches(order),
         "partition_algo": settings is None or settings.partition.static,
         "shuffle": settings is not None and settings.shuffle != "none",
         "epoch_size": settings is not None and settings.epoch_size is not None,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +17,6 @@ from stoker.catalog.unindexed.files_location import Files, source_of
 from stoker.catalog.unindexed.find_files import find_files
 from stoker.catalog.unindexed.inspect_headers import BadFile, HeaderReader
 from stoker.catalog.unindexed.open_files import OnBadFiles, open_unindexed, unindexed_format
-from stoker.concurrency.forks import ProcessLocal
 from stoker.concurrency.shared.counters import Counts
 from stoker.display import with_article
 from stoker.errors import ConfigError, CorruptDataError
@@ -28,11 +26,10 @@ from stoker.formats.parquet.reader import ParquetReader
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import open_store
-from stoker.streams.derived_arrays import ArraySink, derived_array
 from stoker.tokens.order.division import Groups
 from stoker.tokens.sources.block_buffer import measure
 from stoker.tokens.sources.ragged import Ragged
-from stoker.tokens.sources.source import MegatronSource, SkippedFile, TokenSource
+from stoker.tokens.sources.source import MegatronSource, ShardSource, SkippedFile, TokenSource
 from stoker.types import Ids, StorageOptions
 
 logger = logging.getLogger(__name__)
@@ -41,16 +38,7 @@ logger = logging.getLogger(__name__)
 _CHUNK_TOKENS: Final = 1 << 18
 
 
-class _Ahead(ProcessLocal):
-    """Row groups that one process reads soon. ``groups``: their numbers. The pool looks at them while they change."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.groups: set[int] = set()
-        self.closed = False
-
-
-class ParquetSource:
+class ParquetSource(ShardSource):
     """A token column of Parquet files; groups are row groups.
 
     Without ``column``, it is the one called ``input_ids``, ``token_ids`` or ``tokens``. Where ``salvage``, null tokens are
@@ -67,11 +55,9 @@ class ParquetSource:
         *,
         salvage: bool = False,
     ) -> None:
-        self._location = location
+        pool = ShardPool(location.index, location.cache, threads=fetch_threads, most_open=1, counts=counts)
+        super().__init__(location, token_column(location.index, column), pool, {})
         self._salvage = salvage
-        self.column = token_column(location.index, column)
-        self._pool = ShardPool(location.index, location.cache, threads=fetch_threads, most_open=1, counts=counts)
-        self._ahead = _Ahead()
         self.skipped: list[SkippedFile] = [
             SkippedFile(self._name(one["key"]), one["problem"]) for one in location.index.extra.get("skipped_files", ())
         ]
@@ -117,43 +103,6 @@ class ParquetSource:
     def lengths(self, group: int) -> Ids:
         lengths = np.concatenate([chunk.lengths for chunk in self.chunks(group)])
         return lengths[lengths > 0]
-
-    def share(self, processes: int) -> None:
-        """Say how many processes of this node read these files at once, this one included."""
-        self._pool.share(processes)
-
-    def fetch(self, groups: Iterable[int]) -> None:
-        ahead = self._ahead
-        with ahead.lock:
-            fresh = [group for group in groups if group not in ahead.groups]
-            if fresh and not ahead.closed:  # a block that was being decoded when it was closed starts no threads again
-                ahead.groups.update(fresh)
-                self._pool.expect(ahead.groups)
-                self._pool.prefetch(fresh)
-
-    def done(self, group: int) -> None:
-        with self._ahead.lock:
-            self._ahead.groups.discard(group)
-            self._pool.done_with(group)
-
-    def rest(self) -> None:
-        with self._ahead.lock:
-            self._ahead.groups, self._ahead.closed = set(), False
-            self._pool.expect(self._ahead.groups)
-
-    def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:
-
-        def write(sink: ArraySink) -> tuple[str, bytes]:
-            sink.append(np.ascontiguousarray(make(), dtype=np.int64))
-            return "int64", b""
-
-        found: Ids = derived_array(self._location, kind, self.column, {"column": self.column, **recipe}, write).array
-        return found
-
-    def close(self) -> None:
-        with self._ahead.lock:
-            self._ahead.groups, self._ahead.closed = set(), True
-        self._pool.close()
 
     def _name(self, key: str) -> str:
         store = self._location.cache.store
@@ -274,19 +223,11 @@ def open_source(
     fetch_threads: int | None = None,
     counts: Counts | None = None,
     salvage: bool = False,
-    mixed: bool = False,
 ) -> TokenSource:
-    """Parquet files, Megatron's, or a source as it is; arguments as those of the loader.
-
-    ``mixed``: the arguments may be for others of several sources.
-    """
-    only_parquet = {"column": column, "local": local, "storage_options": storage_options, "cache_limit": cache_limit}
-    given = next((name for name, value in only_parquet.items() if value is not None), "cache" if in_memory else None)
-    given = None if mixed else given
+    """Parquet files, Megatron's, or a source as it is; arguments as those of the loader."""
     if not isinstance(source, str | os.PathLike | list | tuple):
         if not hasattr(source, "chunks"):
             raise ConfigError(f"source is {with_article(type(source).__name__)}: expected files, or a TokenSource")
-        _check_none(given, type(source).__name__)
         return source  # type: ignore[return-value]
     folder = Path(source) if isinstance(source, str | os.PathLike) and "://" not in os.fspath(source) else None
     if folder is not None and folder.is_dir():
@@ -299,7 +240,6 @@ def open_source(
                     f"{name} has no {name[:-4]}.idx next to it, so it is not Megatron's. If it is one array of tokens, pass "
                     "RawSource(path, dtype, row_tokens=seq_len)"
                 )
-        _check_none(given, "Megatron's files")
         return MegatronSource(names)
     if in_memory:
         check_memory(source, local)
@@ -331,11 +271,13 @@ def _refuse_arrays(folder: Path) -> None:
     )
 
 
-def _check_none(given: str | None, what: str) -> None:
-    """See that no argument is given that only Parquet files have."""
-    if given is not None:
+def check_options(sources: Iterable[TokenSource], **given: Any) -> None:
+    """See that an argument for Parquet files is not given where there are none. ConfigError if it is."""
+    option = next((name for name, value in given.items() if value not in (None, False)), None)
+    kinds = sorted({type(source).__name__ for source in sources})
+    if option is not None and ParquetSource.__name__ not in kinds:
         raise ConfigError(
-            f"{given}= is for Parquet files, and has no meaning for {what}, which is read as it is: leave it out"
+            f"{option}= is for Parquet files, and has no meaning for {', '.join(kinds)}, read as it is: leave it out"
         )
 
 

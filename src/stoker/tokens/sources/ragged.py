@@ -30,26 +30,31 @@ class Ragged:
         column: name of the column, for messages.
         where: the file or row group, for messages; or a function that gives file and row for a row's number.
         rows: number of the first row there, or of each row, for messages.
-
-    Attributes:
-        learnt: which tokens are labels, bool, shape ``(tokens,)``; ``None``: all.
+        loss_mask: whether each token is a label that is trained on; bool, shape ``(tokens,)``. ``None``: all are.
 
     Raises:
         ConfigError: the arrays are not of these dtypes and shapes, or offsets fall or do not fit the values.
     """
 
-    __slots__ = ("_bounds", "_rows", "column", "learnt", "offsets", "values", "where")
+    __slots__ = ("_bounds", "_rows", "column", "loss_mask", "offsets", "values", "where")
 
     values: Array
     offsets: Ids
     column: str
     where: Where
-    learnt: NDArray[np.bool_] | None
+    loss_mask: NDArray[np.bool_] | None
     _bounds: tuple[int, int] | None
     _rows: Ids | int
 
     def __init__(
-        self, values: Array, offsets: Ids, *, column: str = "tokens", where: Where = "", rows: Ids | int = 0
+        self,
+        values: Array,
+        offsets: Ids,
+        *,
+        column: str = "tokens",
+        where: Where = "",
+        rows: Ids | int = 0,
+        loss_mask: NDArray[np.bool_] | None = None,
     ) -> None:
         if values.ndim != 1 or values.dtype.kind not in "iu":
             raise ConfigError(
@@ -59,7 +64,10 @@ class Ragged:
             raise ConfigError(f"offsets are int64 of shape (rows + 1,), not {offsets.dtype} of shape {offsets.shape}")
         if offsets[0] != 0 or offsets[-1] != values.size or bool((offsets[1:] < offsets[:-1]).any()):
             raise ConfigError(f"offsets must rise from 0 to the number of values, {values.size}")
+        if loss_mask is not None and (loss_mask.dtype != np.bool_ or loss_mask.shape != values.shape):
+            raise ConfigError(f"loss_mask is bool of shape {values.shape}, not {loss_mask.dtype} of {loss_mask.shape}")
         self._set(values, offsets, column, where, rows, None)
+        self.loss_mask = loss_mask
 
     @classmethod
     def of(cls, column: Any, *, dtype: DTypeLike | None = None, name: str = "tokens", where: str = "") -> Ragged:
@@ -204,9 +212,9 @@ class Ragged:
         if known and all(known):
             bounds = min(b[0] for b in known if b), max(b[1] for b in known if b)
         made = cls._make(values, offsets, full[0].column, full[0].where, rows, bounds)
-        if any(part.learnt is not None for part in full):
-            made.learnt = np.concatenate(
-                [np.zeros(part.values.size, np.bool_) if part.learnt is None else part.learnt for part in full]
+        if any(part.loss_mask is not None for part in full):
+            made.loss_mask = np.concatenate(
+                [np.zeros(part.values.size, np.bool_) if part.loss_mask is None else part.loss_mask for part in full]
             )
         return made
 
@@ -230,7 +238,7 @@ class Ragged:
         rows = self._rows + start if isinstance(self._rows, int) else self._rows[start:stop]
         offsets = self.offsets[start : stop + 1] - first
         made = self._make(self.values[first:last], offsets, self.column, self.where, rows, self._bounds)
-        made.learnt = None if self.learnt is None else self.learnt[first:last]
+        made.loss_mask = None if self.loss_mask is None else self.loss_mask[first:last]
         return made
 
     def __repr__(self) -> str:
@@ -263,8 +271,14 @@ class Ragged:
         places, size = self.offsets[rows], int(offsets[-1])
         values = gather_spans(self.values, places, lengths, offsets[:-1], size)
         made = self._make(values, offsets, self.column, self.where, self.rows[rows], self._bounds)
-        if self.learnt is not None:
-            made.learnt = gather_spans(self.learnt, places, lengths, offsets[:-1], size)
+        if self.loss_mask is not None:
+            made.loss_mask = gather_spans(self.loss_mask, places, lengths, offsets[:-1], size)
+        return made
+
+    def with_values(self, values: Array) -> Ragged:
+        """The same rows with other tokens, as many."""
+        made = self._make(values, self.offsets, self.column, self.where, self._rows, None)
+        made.loss_mask = self.loss_mask
         return made
 
     def check(self, limit: int) -> Self:
@@ -315,7 +329,7 @@ class Ragged:
         self.column = column
         self.where = where
         self._rows = rows
-        self.learnt = None
+        self.loss_mask = None
         # Smallest and largest id, known after a check; they bound those of any part, too.
         self._bounds = bounds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -12,10 +13,14 @@ import xxhash
 from numpy.typing import DTypeLike
 
 from stoker.arguments import checked, must_be
+from stoker.catalog.location import DatasetLocation
 from stoker.catalog.splits import splits_of
+from stoker.concurrency.forks import ProcessLocal
 from stoker.errors import ConfigError
+from stoker.reading.shard_pool import ShardPool
 from stoker.storage.recorded_versions import describe_version, version_of_files
 from stoker.storage.versions import local_version
+from stoker.streams.derived_arrays import ArraySink, derived_array
 from stoker.tokens.order.division import Groups
 from stoker.tokens.sources.megatron import MegatronFile, RawTokens
 from stoker.tokens.sources.ragged import Ragged, offsets_of
@@ -103,6 +108,80 @@ def describe_row(source: TokenSource, row: int) -> str:
     """Names a row by its number among the rows of all groups, in errors."""
     group, here, there = source.groups.find(row)
     return f"{source.where(group)}, row {here} (row {there} of the file)"
+
+
+class _Ahead(ProcessLocal):
+    """Groups that one process reads soon, and their shards. The pool looks at the shards while they change."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.groups: set[int] = set()
+        self.shards: set[int] = set()
+        self.closed = False
+
+
+class ShardSource:
+    """The base of sources whose groups lie in shards of a dataset, which a pool fetches and opens.
+
+    ``recipe``: what decides what is kept of the column, besides the data.
+    """
+
+    def __init__(self, location: DatasetLocation, column: str, pool: ShardPool, recipe: Mapping[str, Any]) -> None:
+        self.column, self._location, self._pool = column, location, pool
+        self._recipe = {"column": column, **recipe}
+        self._ahead = _Ahead()
+
+    def _shard(self, group: int) -> int:
+        """The number of a group's shard."""
+        return group
+
+    def share(self, processes: int) -> None:
+        """Say how many processes of this node read these shards at once, this one included."""
+        self._pool.share(processes)
+
+    def fetch(self, groups: Iterable[int]) -> None:
+        ahead, coming = self._ahead, list(groups)
+        with ahead.lock:
+            if ahead.closed:  # a block that was being decoded when it was closed starts no threads again
+                return
+            ahead.groups.update(coming)
+            fresh = [shard for shard in dict.fromkeys(map(self._shard, coming)) if shard not in ahead.shards]
+            if fresh:
+                ahead.shards.update(fresh)
+                self._pool.expect(ahead.shards)
+                self._pool.prefetch(fresh)
+
+    def done(self, group: int) -> None:
+        ahead, shard = self._ahead, self._shard(group)
+        with ahead.lock:
+            ahead.groups.discard(group)
+            if not any(self._shard(other) == shard for other in ahead.groups):
+                ahead.shards.discard(shard)
+                self._pool.done_with(shard)
+
+    def rest(self) -> None:
+        ahead = self._ahead
+        with ahead.lock:
+            ahead.groups, ahead.shards, ahead.closed = set(), set(), False
+            self._pool.expect(ahead.shards)
+
+    def close(self) -> None:
+        ahead = self._ahead
+        with ahead.lock:
+            ahead.groups, ahead.shards, ahead.closed = set(), set(), True
+        self._pool.close()
+
+    def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:
+        return self._keep(kind, recipe, lambda _: make())
+
+    def _keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[ArraySink], Ids]) -> Ids:
+        """The same of a function that can tell waiting processes of its progress."""
+
+        def write(sink: ArraySink) -> tuple[str, bytes]:
+            sink.append(np.ascontiguousarray(make(sink), dtype=np.int64))
+            return "int64", b""
+
+        return derived_array(self._location, kind, self.column, {**self._recipe, **recipe}, write).array
 
 
 class _Mapped:

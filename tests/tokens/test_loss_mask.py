@@ -18,14 +18,14 @@ IGNORED, PAD, EOS = -100, 0, 1
 def documents(lengths: list[int], seed: int) -> Ragged:
     rng = np.random.default_rng(seed)
     made = Ragged.from_arrays([rng.integers(2, 1000, length) for length in lengths])
-    made.learnt = rng.random(made.values.size) < 0.5
+    made.loss_mask = rng.random(made.values.size) < 0.5
     return made
 
 
 def marked(one: Ragged) -> list[list[tuple[int, bool]]]:
-    assert one.learnt is not None
+    assert one.loss_mask is not None
     return [
-        list(zip(one.values[first:stop].tolist(), one.learnt[first:stop].tolist(), strict=True))
+        list(zip(one.values[first:stop].tolist(), one.loss_mask[first:stop].tolist(), strict=True))
         for first, stop in zip(one.offsets[:-1], one.offsets[1:], strict=True)
     ]
 
@@ -78,7 +78,7 @@ def test_labels_are_the_learnt_tokens(
 
 def test_no_learnt_tokens_mean_no_labels() -> None:
     made = documents([4, 4], 1)
-    made.learnt = np.zeros(8, np.bool_)
+    made.loss_mask = np.zeros(8, np.bool_)
     batch = pad(made, LMSettings(8, pad_id=PAD))
     assert batch.labels is not None
     assert bool((batch.labels == IGNORED).all())
