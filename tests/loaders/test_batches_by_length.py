@@ -615,6 +615,12 @@ def test_a_state_of_other_lengths_or_settings_is_refused(folder: Path) -> None:
         StreamingDataset(folder, shuffle=True, batch_size=4).load_state_dict(state)
 
 
+def test_a_loader_over_it_takes_no_batch_size(folder: Path) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(ConfigError, match="batch_size=8: leave it out, batch_by="):
+        StreamingDataLoader(opened(folder), batch_size=8)
+
+
 def test_a_world_that_does_not_fit_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     next(opened(folder, 0, 4).batches())
     assert "is not a multiple of the" not in caplog.text

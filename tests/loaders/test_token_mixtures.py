@@ -545,6 +545,7 @@ def test_shares_hold_in_workers_of_a_data_loader(tmp_path: Path) -> None:
         (sources(0, 1), {"epoch_tokens": 0}, "epoch_tokens must be at least 1"),
         (sources(0, 1), {"num_canonical_nodes": 10**9}, "num_canonical_nodes must be from 1 to 16384"),
         ({}, {}, "must be a dict of at least one source"),
+        (sources(0, 1), {"column": "ids"}, "column= is for Parquet files, and has no meaning for MemorySource"),
         (sources(0, 1), {"seq_len": 5000, "pad_id": None}, "'books' has fewer tokens than a row of 5000"),
     ],
 )

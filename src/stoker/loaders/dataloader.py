@@ -93,6 +93,8 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         if (worker_init_fn := options.get("worker_init_fn")) is not None:
             options["worker_init_fn"] = UserFunction(worker_init_fn, "worker_init_fn")
         at_least(1, batch_size=batch_size)
+        if batch_size is not None and isinstance(dataset, StreamingDataset) and _batch_by(dataset):
+            raise ConfigError(f"batch_size={batch_size}: leave it out, batch_by= of the dataset decides it")
         if batch_size is None and dataset.batch_size is None:
             logger.warning("neither the StreamingDataLoader nor its dataset has batch_size=: each batch has one sample")
         if batch_size is None:
