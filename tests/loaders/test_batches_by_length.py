@@ -596,7 +596,7 @@ def test_what_takes_samples_one_by_one_is_refused(folder: Path) -> None:
         next(iter(opened(folder)))
     with pytest.raises(ConfigError, match="leave batch_size out"):
         next(opened(folder).batches(8))
-    with pytest.raises(ConfigError, match="batch_size=8 of the StreamingDataLoader differs"):
+    with pytest.raises(ConfigError, match="batch_size=8 of the StreamingDataLoader has no meaning, as batch_by="):
         StreamingDataLoader(opened(folder), batch_size=8)
     with pytest.raises(ConfigError, match="collate_fn"):
         StreamingDataLoader(opened(folder), collate_fn=list)
@@ -613,12 +613,6 @@ def test_a_state_of_other_lengths_or_settings_is_refused(folder: Path) -> None:
             opened(folder, batch_by=other).load_state_dict(state)
     with pytest.raises(StateError, match="batch_by"):
         StreamingDataset(folder, shuffle=True, batch_size=4).load_state_dict(state)
-
-
-def test_a_loader_over_it_takes_no_batch_size(folder: Path) -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(ConfigError, match="batch_size=8: leave it out, batch_by="):
-        StreamingDataLoader(opened(folder), batch_size=8)
 
 
 def test_a_world_that_does_not_fit_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -216,6 +216,21 @@ def test_a_tokenizer_that_gives_something_else_than_when_it_was_counted_is_an_er
         list(loader)
 
 
+def test_a_shard_stays_open_until_all_its_groups_that_come_are_read(tmp_path: Path) -> None:
+    arguments = write("array", tmp_path, documents(2000))
+    source = DatasetSource(StreamingDataset(local=tmp_path), **arguments)
+    shard = int(np.argmax(np.bincount(source.groups.file) > 1))
+    first = int(np.argmax(source.groups.file == shard))
+    done: list[int] = []
+    source._pool.done_with = done.append  # type: ignore[assignment]
+    source.fetch([first, first + 1])
+    list(source.chunks(first))
+    assert done == []
+    list(source.chunks(first + 1))
+    assert done == [shard]
+    source.close()
+
+
 def test_a_source_travels_to_other_processes(tmp_path: Path) -> None:
     arguments = write("jsonl", tmp_path, documents())
     (loader,) = loaders(lambda: DatasetSource(StreamingDataset(local=tmp_path), **arguments), 1)

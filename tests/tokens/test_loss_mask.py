@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.errors import ConfigError
 from stoker.tokens import LMSettings, Ragged, pad
 from stoker.tokens.layouts.assemble import assemble
 from stoker.tokens.layouts.bin_packing import pack_documents
@@ -74,6 +76,11 @@ def test_labels_are_the_learnt_tokens(
             if at < len(ended[number]) and ended[number][at][1] and not alone:
                 expected[start + slot] = ended[number][at][0]
     np.testing.assert_array_equal(batch.labels.ravel(), expected)
+
+
+def test_a_mask_of_another_shape_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"loss_mask must be bool of shape \(3,\)"):
+        Ragged(np.arange(3), np.array([0, 3]), loss_mask=np.ones(2, np.bool_))
 
 
 def test_no_learnt_tokens_mean_no_labels() -> None:

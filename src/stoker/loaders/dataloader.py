@@ -93,8 +93,6 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         if (worker_init_fn := options.get("worker_init_fn")) is not None:
             options["worker_init_fn"] = UserFunction(worker_init_fn, "worker_init_fn")
         at_least(1, batch_size=batch_size)
-        if batch_size is not None and isinstance(dataset, StreamingDataset) and _batch_by(dataset):
-            raise ConfigError(f"batch_size={batch_size}: leave it out, batch_by= of the dataset decides it")
         if batch_size is None and dataset.batch_size is None:
             logger.warning("neither the StreamingDataLoader nor its dataset has batch_size=: each batch has one sample")
         if batch_size is None:
@@ -102,10 +100,10 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         if dataset.batch_size is None:
             dataset.batch_size = batch_size
         if dataset.batch_size != batch_size:
-            raise ConfigError(
-                f"batch_size={batch_size} of the StreamingDataLoader differs from batch_size={dataset.batch_size} of its "
-                "dataset: pass it to the dataset only"
-            )
+            differs = f"differs from batch_size={dataset.batch_size} of its dataset: pass it to the dataset only"
+            if isinstance(dataset, StreamingDataset) and _batch_by(dataset):
+                differs = "has no meaning, as batch_by= of its dataset decides how large batches are: leave it out"
+            raise ConfigError(f"batch_size={batch_size} of the StreamingDataLoader {differs}")
         BatchSize.fix(dataset, "the StreamingDataLoader over it")
         self._stream = dataset
         self._pass: _Pass | None = None

@@ -162,7 +162,7 @@ def test_templates_without_marks_learn_the_same_or_are_refused(name: str, case: 
     bare, prompted = (
         tokenizer.apply_chat_template(ONE[:1], tokenize=False, add_generation_prompt=prompt) for prompt in (False, True)
     )
-    prompt = prompted.removeprefix(bare)
+    given_prompt = prompt = prompted.removeprefix(bare)
     found, expected = (tokenizer.decode(ids[mask].tolist()) for mask in (learnt, theirs))
     if "</think>" in found and "<think>" not in found:
         prompt, expected = prompt.replace("<think>\n", ""), expected.replace("<think>", "")
@@ -172,6 +172,8 @@ def test_templates_without_marks_learn_the_same_or_are_refused(name: str, case: 
         found = found.replace("<|tool_response>", "")
     assert plainly(found, prompt) == plainly(expected, prompt)
     assert not re.search("blue|night|much|brief|Adds", found)
+    assert given_prompt
+    assert given_prompt not in found
 
 
 def test_only_the_last_turn_where_earlier_ones_can_not_be_told() -> None:

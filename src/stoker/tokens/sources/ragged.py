@@ -8,6 +8,7 @@ from typing import Any, Final, Self, TypeAlias, overload
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from stoker.arguments import must_be
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.parquet.arrow_values import flat_list, is_lists
 from stoker.types import Array, Ids
@@ -64,8 +65,9 @@ class Ragged:
             raise ConfigError(f"offsets are int64 of shape (rows + 1,), not {offsets.dtype} of shape {offsets.shape}")
         if offsets[0] != 0 or offsets[-1] != values.size or bool((offsets[1:] < offsets[:-1]).any()):
             raise ConfigError(f"offsets must rise from 0 to the number of values, {values.size}")
-        if loss_mask is not None and (loss_mask.dtype != np.bool_ or loss_mask.shape != values.shape):
-            raise ConfigError(f"loss_mask is bool of shape {values.shape}, not {loss_mask.dtype} of {loss_mask.shape}")
+        if loss_mask is not None:
+            fits = loss_mask.dtype == np.bool_ and loss_mask.shape == values.shape
+            must_be(f"bool of shape {values.shape}", fits, loss_mask=f"{loss_mask.dtype} of shape {loss_mask.shape}")
         self._set(values, offsets, column, where, rows, None)
         self.loss_mask = loss_mask
 
