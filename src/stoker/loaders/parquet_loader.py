@@ -34,7 +34,7 @@ from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.base import LayoutName, make_layout
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.block_builder import BlockBuilder
-from stoker.tokens.layouts.good_rows import GoodRowBuilder, document_location, documents_of_step
+from stoker.tokens.layouts.good_rows import GoodRows, document_location, documents_of_step
 from stoker.tokens.order.division import Granularity
 from stoker.tokens.order.mixture import SourceWeights, TokenMixture
 from stoker.tokens.order.token_order import RankFiles, TokenSampleOrder, tell_of_remainder
@@ -465,8 +465,8 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
                 "'replace', or dispatch_batches=False"
             )
         log = BadSampleLog(self._bad_samples, self._counts, warned=self._warned)
-        builder = GoodRowBuilder(self._builder, kind, log)
-        return builder.batch_lists(run, worker, begun, self.batch_size, self._threads)
+        good = GoodRows(self._builder, run, kind, log)
+        return good.batch_lists(worker, begun, self.batch_size, self._threads)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_running": None, "_progress": None}

@@ -17,6 +17,7 @@ from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.assemble import TokenRows
 from stoker.tokens.layouts.bin_packing import PackedRows, TooLong
 from stoker.tokens.settings import LMSettings
+from stoker.tokens.sources.block_buffer import LostDocuments
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import TokenSource
 from stoker.types import Ids
@@ -33,6 +34,10 @@ class DocumentBlock:
         starts: where documents, or packed rows, begin in amounts, in that order, and the total; int64.
         whole: every document is as long as a row, and nothing is put behind it.
         rows: the order in which rows come that are cut of the joined documents and lie in the block; ``None``: as they lie.
+        place: numbers of the sequence and of the block on it, where bad rows are looked for.
+        lost: documents of which tokens can not be read, rising; there are zeros in their places.
+        other: the same block with ones for these zeros; ``None`` where nothing is lost. A row that the two make alike has
+            nothing of what is lost.
     """
 
     documents: Ragged
@@ -42,6 +47,9 @@ class DocumentBlock:
     packed: PackedRows | None = None
     whole: bool = False
     rows: Ids | None = None
+    place: tuple[int, int] = (0, 0)
+    lost: Sequence[LostDocuments] = ()
+    other: DocumentBlock | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +63,7 @@ class BlockInput:
         amounts: what each cell should have; int64.
         before: amounts before the block on its sequence.
         key: shuffles; ``None``: order of files.
+        lost: documents that can not be read, rising.
     """
 
     documents: Ragged
@@ -64,6 +73,7 @@ class BlockInput:
     before: int
     key: int | None
     where: str
+    lost: Sequence[LostDocuments]
 
 
 class RowMaker(Protocol):

@@ -19,7 +19,7 @@ from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout
 from stoker.tokens.order.division import Granularity, ReadSequence, RowGroupRuns, join_groups
 from stoker.tokens.order.prefetch import read_ahead
 from stoker.tokens.order.token_order import BatchSpans, TokenSampleOrder, TokenSettings, UnitOrder
-from stoker.tokens.sources.block_buffer import Gathered, LostDocuments
+from stoker.tokens.sources.block_buffer import Gathered
 from stoker.tokens.sources.source import TokenSource, describe_row
 
 
@@ -120,14 +120,14 @@ class BlockBuilder:
 
         ``last``: sequence to the last block of it that is read; the others are read to their ends.
         """
-        return self.layout.block(self.gather(order, last, sequence, block)[0])
+        return self.layout.block(self.gather(order, last, sequence, block))
 
     def gather(
         self, order: UnitOrder, last: Mapping[int, int], sequence: int, block: int, *, salvage: bool = False
-    ) -> tuple[BlockInput, list[LostDocuments]]:
+    ) -> BlockInput:
         """Decode the documents of a block; arguments as those of :meth:`load`.
 
-        Where ``salvage``, documents that can not be read are no errors; they are listed.
+        Where ``salvage``, documents that can not be read are no errors: they are ``lost``.
         """
         way, number = order.sequence(sequence), order.source(sequence)
         source, cells = self.sources[number], self._cells[number]
@@ -142,7 +142,7 @@ class BlockBuilder:
                 bounds.append(gathered.documents)
             documents, numbers = gathered.finish(partial(describe_row, source))
             documents.check(self.settings.limit)
-        found = BlockInput(
+        return BlockInput(
             documents,
             numbers + (number << SOURCE_SHIFT) if number else numbers,
             np.array(bounds, dtype=np.int64),
@@ -150,8 +150,8 @@ class BlockBuilder:
             int(way.starts[block]),
             order.key(sequence, block),
             source.where(int(cells.bounds[members[0]])),
+            sorted(gathered.lost, key=lambda one: one.first),
         )
-        return found, gathered.lost
 
     @staticmethod
     def _fetch(source: TokenSource, cells: RowGroupRuns, way: ReadSequence, block: int, last: int) -> None:

@@ -4,12 +4,11 @@ which a step's rows are made.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import Any, Final, TypeGuard
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Final
 
 import numpy as np
 
@@ -34,28 +33,6 @@ from stoker.types import Ids
 _KEPT: Final = 2
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class _CheckedBlock(DocumentBlock):
-    """A block, of which some tokens may be lost: there are zeros in their places.
-
-    Attributes:
-        sequence, number: which one.
-        lost: its documents of which tokens can not be read, rising.
-        other: the same block with ones for the zeros in their places; ``None`` where nothing is lost. A row that the two make
-            alike has nothing of what is lost.
-    """
-
-    sequence: int
-    number: int
-    lost: Sequence[LostDocuments] = ()
-    other: DocumentBlock | None = None
-
-    @classmethod
-    def of(cls, block: DocumentBlock, **checked: Any) -> _CheckedBlock:
-        """A block, and what else is known of it."""
-        return cls(**{field.name: getattr(block, field.name) for field in fields(block)}, **checked)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
     """Rows of blocks that follow each other.
@@ -66,16 +43,15 @@ class _Rows:
         bad: number to error of those that are bad.
     """
 
-    blocks: Sequence[_CheckedBlock]
+    blocks: Sequence[DocumentBlock]
     inside: int
     rows: TokenRows
     bad: Mapping[int, DecodeError]
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def part(self, layout: TokenLayout, first: int, count: int) -> TokenRows:
         """Some of the rows, none of which is bad."""
+        if not self.bad:
+            return self.rows if count == len(self.rows) else self.rows.part(first, first + count)
         inside = self.inside + first * layout.step
         blocks = list(self.blocks)
         while inside >= (total := int(blocks[0].starts[-1])):
@@ -84,8 +60,8 @@ class _Rows:
         return layout.take(blocks, inside, count)
 
 
-class GoodRowBuilder:
-    """Makes the batches of a :class:`~stoker.tokens.layouts.block_builder.BlockBuilder`, and leaves out or replaces bad rows.
+class GoodRows:
+    """The batches of a run, without its bad rows or with others in their places.
 
     A row is bad if its tokens or labels depend on what can not be read. Another row for its place is looked for near it in
     the order of its sequence.
@@ -93,35 +69,38 @@ class GoodRowBuilder:
     The builder's layout counts damaged documents: :attr:`~stoker.tokens.layouts.base.TokenLayout.salvage`.
     """
 
-    def __init__(self, builder: BlockBuilder, on_bad_sample: OnBadSample, log: BadSampleSink) -> None:
+    def __init__(self, builder: BlockBuilder, run: Run, on_bad_sample: OnBadSample, log: BadSampleSink) -> None:
         if builder.settings.limit < 2:
             raise ConfigError("on_bad_sample= needs two tokens to tell what can be read: vocab_size=1")
-        self._builder, self._replace, self._log = builder, on_bad_sample == "replace", log
+        assert isinstance(run.order, UnitOrder)
+        self._builder, self._layout, self._order, self._plan = builder, builder.layout, run.order, run.plan
+        self._replaces, self._log = on_bad_sample == "replace", log
+        self._replacements: dict[int, Replacements] = {}
+        self._kept = lru_cache(maxsize=_KEPT)(lambda place: self._load({place[0]: place[1]}, *place))
 
     def batch_lists(
-        self, run: Run, worker: LoaderWorker, begun: int, batch_size: int, threads: int
+        self, worker: LoaderWorker, begun: int, batch_size: int, threads: int
     ) -> Generator[list[LMBatch], None, None]:
-        """Read what is left of an epoch; arguments as those of the builder's method."""
-        order, builder, log = run.order, self._builder, self._log
-        assert isinstance(order, UnitOrder)
-        epoch = _EpochRows(builder, order, order.last_blocks(run.plan), replaces=self._replace)
-        steps = builder.steps(order, run.plan, worker, begun)
+        """Read what is left of the epoch; arguments as those of :meth:`BlockBuilder.batch_lists`."""
+        builder, log = self._builder, self._log
+        steps = builder.steps(self._order, self._plan, worker, begun)
         builder.rest()
         try:
-            for parts, delivered in read_ahead(steps, epoch.load, epoch.make, threads):
-                if epoch.are_good(parts):
-                    log.enter(sum(map(len, parts)))
-                    batches = TokenRows.concat(parts, delivered).batches(batch_size, builder.settings)
+            load = partial(self._load, self._order.last_blocks(self._plan))
+            for parts, delivered in read_ahead(steps, load, self._make, threads):
+                if not any(part.bad for part in parts):
+                    log.enter(sum(len(part.rows) for part in parts))
+                    batches = TokenRows.concat([part.rows for part in parts], delivered)
                     parts.clear()  # its blocks may go
-                    yield from batches
+                    yield from batches.batches(batch_size, builder.settings)
                     continue
-                rows = [(part, number) for part in parts for number in range(len(part))]
+                rows = [(part, number) for part in parts for number in range(len(part.rows))]
                 if delivered is not None:
                     rows = [rows[number] for number in delivered.tolist()]
                 parts.clear()  # its blocks may go
                 for first in range(0, len(rows), batch_size):
                     here = rows[first : first + batch_size]
-                    made, bad = epoch.good_rows(here)
+                    made, bad = self._good(here)
                     log.enter(len(here))
                     del here
                     for number, error in bad:
@@ -130,44 +109,27 @@ class GoodRowBuilder:
                     del made
                 del rows
         finally:
+            self._kept.cache_clear()
             builder.rest()
 
-
-class _EpochRows:
-    """The rows of an epoch."""
-
-    def __init__(self, builder: BlockBuilder, order: UnitOrder, last: Mapping[int, int], *, replaces: bool) -> None:
-        self._builder, self._layout, self._order, self._last = builder, builder.layout, order, last
-        self._replaces = replaces
-        self._lossy = False
-        self._replacements: dict[int, Replacements] = {}
-        self._kept: OrderedDict[tuple[int, int], _CheckedBlock] = OrderedDict()
-
-    def load(self, sequence: int, number: int) -> _CheckedBlock:
-        """Decode a block."""
-        return self._load(self._last, sequence, number)
-
-    def _load(self, last: Mapping[int, int], sequence: int, number: int) -> _CheckedBlock:
-        found, lost = self._builder.gather(self._order, last, sequence, number, salvage=True)
-        block = self._layout.block(found)
-        if not lost:
-            return _CheckedBlock.of(block, sequence=sequence, number=number)
-        self._lossy = True
-        lost.sort(key=lambda one: one.first)
+    def _load(self, last: Mapping[int, int], sequence: int, number: int) -> DocumentBlock:
+        """Decode a block, and find what of it is lost."""
+        found = self._builder.gather(self._order, last, sequence, number, salvage=True)
+        block = replace(self._layout.block(found), place=(sequence, number), lost=found.lost)
+        if not found.lost:
+            return block
         documents = found.documents
         values = documents.values.copy()
-        for one in lost:
+        for one in found.lost:
             begin, end = int(documents.offsets[one.first]), int(documents.offsets[one.stop])
             values[np.arange(begin, end) if one.tokens is None else begin + one.tokens] = 1
-        other = documents.with_values(values)
-        other_block = replace(block, documents=other)
-        return _CheckedBlock.of(block, sequence=sequence, number=number, lost=lost, other=other_block)
+        return replace(block, other=replace(block, documents=documents.with_values(values)))
 
-    def make(self, blocks: Sequence[_CheckedBlock], inside: int, count: int) -> TokenRows | _Rows:
-        """Make rows, and find those that are bad; without more where there are none."""
+    def _make(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> _Rows:
+        """Make rows, and find those that are bad."""
         rows = self._layout.take(blocks, inside, count)
-        if not self._lossy or all(one.other is None for one in blocks):
-            return rows
+        if all(one.other is None for one in blocks):
+            return _Rows(blocks, inside, rows, {})
         settings = self._layout.settings
         batch = rows.batch(settings)
         other = self._layout.take([one.other or one for one in blocks], inside, count).batch(settings)
@@ -175,15 +137,9 @@ class _EpochRows:
         if batch.given_labels is not None:
             differ |= (batch.labels != other.labels).any(axis=1)
         bad = {number: self._error(blocks, batch, number) for number in np.flatnonzero(differ).tolist()}
-        return _Rows(blocks, inside, rows, bad) if bad else rows
+        return _Rows(blocks, inside, rows, bad)
 
-    def are_good(self, parts: list[TokenRows | _Rows]) -> TypeGuard[list[TokenRows]]:
-        """Whether no row is bad of any of these, which :meth:`make` has made."""
-        return not self._lossy or all(isinstance(part, TokenRows) for part in parts)
-
-    def good_rows(
-        self, rows: Sequence[tuple[TokenRows | _Rows, int]]
-    ) -> tuple[TokenRows, Sequence[tuple[int, SampleError]]]:
+    def _good(self, rows: Sequence[tuple[_Rows, int]]) -> tuple[TokenRows, Sequence[tuple[int, SampleError]]]:
         """A batch's rows without the bad ones, or with others in their places; and numbers and errors of the bad ones.
 
         Rows of a part that follow each other are made together.
@@ -193,25 +149,19 @@ class _EpochRows:
         number = 0
         while number < len(rows):
             part, first = rows[number]
-            errors = {} if isinstance(part, TokenRows) else part.bad
-            error = errors.get(first)
-            if error is not None and isinstance(part, _Rows):
+            count = 1
+            if (error := part.bad.get(first)) is not None:
                 bad.append((number, error))
                 if self._replaces:
                     parts.append(self._instead(part, first, error))
-                number += 1
-                continue
-            count = 1
-            while rows[number + count : number + count + 1] == [(part, first + count)] and first + count not in errors:
-                count += 1
-            if isinstance(part, _Rows):
-                parts.append(part.part(self._layout, first, count))
             else:
-                whole = count == len(part)
-                parts.append(part if whole else part.part(first, first + count))
+                while rows[number + count : number + count + 1] == [(part, first + count)]:
+                    if first + count in part.bad:
+                        break
+                    count += 1
+                parts.append(part.part(self._layout, first, count))
             number += count
-        none = rows[0][0].rows if isinstance(rows[0][0], _Rows) else rows[0][0]
-        return TokenRows.concat(parts or [none.part(0, 0)]), bad
+        return TokenRows.concat(parts or [rows[0][0].rows.part(0, 0)]), bad
 
     # -- other rows ------------------------------------------------------------------------------------------------
 
@@ -220,48 +170,36 @@ class _EpochRows:
 
         Where all that were tried are bad, too, the error says so.
         """
-        first, step = part.blocks[0], self._layout.step
-        way = self._order.sequence(first.sequence)
+        (sequence, block), step = part.blocks[0].place, self._layout.step
+        way = self._order.sequence(sequence)
         units = -(-way.total // step) if self._layout.partial else way.total // step
-        finder = self._replacements.get(first.sequence)
+        finder = self._replacements.get(sequence)
         if finder is None:
-            finder = self._replacements[first.sequence] = Replacements(Spans.one(units))
-        at_hand = {(one.sequence, one.number): one for one in part.blocks}
-        unit = (int(way.starts[first.number]) + part.inside) // step + number
-        found = finder.find(unit, partial(self._row, first.sequence, at_hand))
+            finder = self._replacements[sequence] = Replacements(Spans.one(units))
+        at_hand = {one.place: one for one in part.blocks}
+        unit = (int(way.starts[block]) + part.inside) // step + number
+        found = finder.find(unit, partial(self._row, sequence, at_hand))
         if found is None:
             raise none_is_good(error)
         made: TokenRows = found[0]
         return made
 
-    def _row(self, sequence: int, at_hand: Mapping[tuple[int, int], _CheckedBlock], unit: int) -> TokenRows:
+    def _row(self, sequence: int, at_hand: Mapping[tuple[int, int], DocumentBlock], unit: int) -> TokenRows:
         """One row of a sequence, by its number."""
         way, step = self._order.sequence(sequence), self._layout.step
         amount = unit * step
         end = min(amount + step + self._layout.reach, way.total)
         first, last = way.find(np.array([amount, end - 1], dtype=np.int64)).tolist()
-        blocks = [
-            at_hand.get((sequence, number)) or self._kept_block(sequence, number) for number in range(first, last + 1)
-        ]
-        made = self.make(blocks, amount - int(way.starts[first]), 1)
-        if isinstance(made, _Rows):
+        places = [(sequence, number) for number in range(first, last + 1)]
+        blocks = [at_hand.get(place) or self._kept(place) for place in places]
+        made = self._make(blocks, amount - int(way.starts[first]), 1)
+        if made.bad:
             raise made.bad[0]
-        return made
-
-    def _kept_block(self, sequence: int, number: int) -> _CheckedBlock:
-        found = self._kept.get((sequence, number))
-        if found is None:
-            found = self._load({sequence: number}, sequence, number)
-            self._kept[sequence, number] = found
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        else:
-            self._kept.move_to_end((sequence, number))
-        return found
+        return made.rows
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
-    def _error(self, blocks: Sequence[_CheckedBlock], batch: LMBatch, number: int) -> DecodeError:
+    def _error(self, blocks: Sequence[DocumentBlock], batch: LMBatch, number: int) -> DecodeError:
         """The error of a row, which names the first document in it that can not be read."""
         here = batch.extents.starts // batch.shape[1] == number
         present = set(batch.extents.documents[here].tolist())
@@ -274,7 +212,7 @@ class _EpochRows:
         block, one = lost[0]
         return self._error_of(int(block.numbers[one.first]), block, one)
 
-    def _error_of(self, document: int, block: _CheckedBlock, lost: LostDocuments) -> DecodeError:
+    def _error_of(self, document: int, block: DocumentBlock, lost: LostDocuments) -> DecodeError:
         source, inside = self._builder.source_of(document)
         group, row, _ = source.groups.find(inside)
         error = DecodeError(
@@ -298,28 +236,23 @@ def documents_of_step(
     batch_size: int,
     on_bad_sample: OnBadSample | None,
     *,
-    since_resume: bool = False,
+    since_resume: bool,
 ) -> Ids:
     """Numbers of the documents of which ranks have tokens in a step: the row groups of these batches are decoded.
 
     ``run_of``, ``ranks``, ``point``, ``step`` and ``since_resume`` are as of :func:`~stoker.order.step.samples_of_step`.
     Numbers rise within a rank, one rank after the other.
     """
-    found = [
-        np.unique(_batch(builder, run, before, batch_size, on_bad_sample).extents.documents)
-        for _, run, before in runs_with_step(run_of, ranks, point, step, since_resume=since_resume)
-    ]
+    found = []
+    for _, run, before in runs_with_step(run_of, ranks, point, step, since_resume=since_resume):
+        if on_bad_sample is None:
+            read = builder.batch_lists(run, LoaderWorker(), before, batch_size, 1)
+        else:  # nothing is delivered: what is bad is not counted
+            good = GoodRows(builder, run, on_bad_sample, BadSampleNotes())
+            read = good.batch_lists(LoaderWorker(), before, batch_size, 1)
+        with closing(read) as batches:
+            found.append(np.unique(next(batches)[0].extents.documents))
     return np.concatenate(found)
-
-
-def _batch(builder: BlockBuilder, run: Run, step: int, batch_size: int, on_bad_sample: OnBadSample | None) -> LMBatch:
-    if on_bad_sample is None:
-        with closing(builder.batch_lists(run, LoaderWorker(), step, batch_size, 1)) as batches:
-            return next(batches)[0]
-    # Nothing is delivered: what is bad is not counted.
-    good = GoodRowBuilder(builder, on_bad_sample, BadSampleNotes())
-    with closing(good.batch_lists(run, LoaderWorker(), step, batch_size, 1)) as batches:
-        return next(batches)[0]
 
 
 def document_location(builder: BlockBuilder, document: int) -> SampleLocation:
