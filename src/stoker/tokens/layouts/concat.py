@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -158,6 +157,35 @@ def _behind(block: DocumentBlock, ends: Ids, settings: LMSettings) -> Ids:
     return tokens
 
 
+def _across(blocks: Iterable[DocumentBlock], inside: int, count: int, settings: LMSettings) -> TokenRows:
+    """Rows that begin in one block and go on in others, or of which the last is not full. Only where their documents lie in
+    two blocks are these copied: blocks may be large."""
+    needed, skip = inside + count * settings.seq_len + 1, -1
+    documents, numbers = [], []
+    for block in blocks:
+        first = 0
+        if skip < 0:
+            first = _document_at(block, inside)
+            skip = inside - int(block.starts[first])
+        stop = min(int(np.searchsorted(block.starts, needed, side="left")), len(block.documents))
+        needed -= int(block.starts[-1])
+        rows = slice(first, stop)
+        if block.order is None:
+            documents.append(block.documents[rows])
+            numbers.append(block.numbers[rows])
+        else:
+            documents.append(block.documents.take(block.order[rows]))
+            numbers.append(block.numbers[block.order[rows]])
+        if needed <= 0:
+            break
+    return _windows(Ragged.concat(documents), skip, count, settings, np.concatenate(numbers))
+
+
+def _document_at(block: DocumentBlock, token: int) -> int:
+    """The document in which a token of a block's stream lies, by its place in the block's order."""
+    return int(np.searchsorted(block.starts, token, side="right")) - 1
+
+
 class Joiner:
     """Joins documents and cuts the stream into rows; what does not fill a batch is carried on to the next.
 
@@ -178,11 +206,10 @@ class Joiner:
         at_least(1, batch_size=batch_size)
         self._settings = settings
         self._batch_size = batch_size
-        self._parts: deque[_Part] = deque()
+        self._parts: deque[DocumentBlock] = deque()  # of documents that were fed together
         self._tokens = 0  # in all parts, eos counted
-        self._number = 0  # of the first part's first document
-        self._row = 0  # of the document there in which the next row begins
-        self._token = 0  # where it begins in that part
+        self._number = 0  # of the document to be fed next
+        self._token = 0  # where the next row begins in the first part
         self._finished = False
         if state is not None:
             if state.get("version") != 1 or state.get("eos") != (settings.eos_id is not None):
@@ -194,7 +221,7 @@ class Joiner:
     @property
     def next_document(self) -> int:
         """The number of the document to be fed next."""
-        return self._number + sum(len(part.documents) for part in self._parts)
+        return self._number
 
     def feed(self, documents: Ragged) -> Iterator[LMBatch]:
         """Take in the next documents, all at once, and yield the batches that are ready.
@@ -208,15 +235,17 @@ class Joiner:
         """
         if self._finished:
             raise ConfigError("this joiner is finished: make a new one for more documents")
-        part = _Part(documents, stream_starts(documents.lengths, self._settings))
-        if not self._parts and len(documents) and self._token > int(part.starts[1]):
+        starts = stream_starts(documents.lengths, self._settings)
+        if not self._parts and len(documents) and self._token > int(starts[1]):
             raise StateError(
-                f"document {self._number} has {int(part.starts[1])} tokens, but the state says that {self._token} were "
+                f"document {self._number} has {int(starts[1])} tokens, but the state says that {self._token} were "
                 "delivered: has the data changed?"
             )
         if len(documents):
-            self._parts.append(part)
-            self._tokens += part.tokens
+            first, self._number = self._number, self._number + len(documents)
+            numbers = np.arange(first, self._number, dtype=np.int64)
+            self._parts.append(DocumentBlock(documents, numbers, None, starts))
+            self._tokens += int(starts[-1])
         return self._batches(whole=True)
 
     def finish(self, *, remainder: bool | None = None) -> Iterator[LMBatch]:
@@ -232,12 +261,11 @@ class Joiner:
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batch that was yielded last; JSON-serialisable."""
-        return {
-            "version": 1,
-            "document": self._number + self._row,
-            "token": self._token - (int(self._parts[0].starts[self._row]) if self._parts else 0),
-            "eos": self._settings.eos_id is not None,
-        }
+        document, token = self._number, self._token
+        if self._parts:
+            row = _document_at(self._parts[0], token)
+            document, token = int(self._parts[0].numbers[row]), token - int(self._parts[0].starts[row])
+        return {"version": 1, "document": document, "token": token, "eos": self._settings.eos_id is not None}
 
     def _batches(self, *, whole: bool, last: bool = False) -> Iterator[LMBatch]:
         settings, size = self._settings, self._settings.seq_len
@@ -250,63 +278,26 @@ class Joiner:
                 self._let_go()
                 return
             end = self._token + min(rows * size, left)
-            batch = windows(
-                self._until(min(end + 1, self._tokens)),
-                self._token - int(self._parts[0].starts[self._row]),
-                rows,
-                settings,
-                first_document=self._number + self._row,
-            )
-            self._advance(end)
+            batch = _across(self._parts, self._token, rows, settings).batch(settings)
+            while self._parts and end >= (tokens := int(self._parts[0].starts[-1])):
+                self._parts.popleft()
+                self._tokens -= tokens
+                end -= tokens
+            self._token = end
             yield batch
-
-    def _until(self, end: int) -> Ragged:
-        """The documents from the current one to that of token ``end - 1``. Only where they lie in two parts are they copied:
-        parts may be as large as a row group, a batch is not."""
-        found = []
-        row, before = self._row, 0
-        for part in self._parts:
-            stop = int(np.searchsorted(part.starts, end - before, side="left"))
-            found.append(part.documents[row:stop])
-            row, before = 0, before + part.tokens
-            if before >= end:
-                break
-        return Ragged.concat(found)
-
-    def _advance(self, token: int) -> None:
-        while self._parts and token >= self._parts[0].tokens:
-            part = self._parts.popleft()
-            self._tokens -= part.tokens
-            self._number += len(part.documents)
-            token -= part.tokens
-        self._token = token
-        self._row = int(np.searchsorted(self._parts[0].starts, token, side="right")) - 1 if self._parts else 0
 
     def _let_go(self) -> None:
         """Keep a copy of the few documents that are left of a part, not its whole memory."""
         if len(self._parts) != 1:
             return
         part = self._parts[0]
-        rest = part.documents[self._row :]
+        row = _document_at(part, self._token)
+        rest = part.documents[row:]
         if 4 * rest.values.size < part.documents.values.size:
-            self._token -= int(part.starts[self._row])
+            first = int(part.starts[row])
             kept = rest.take(np.arange(len(rest)))
-            self._parts[0] = _Part(kept, stream_starts(kept.lengths, self._settings))
-            self._tokens = self._parts[0].tokens
-            self._number += self._row
-            self._row = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Documents that were fed together, and where they begin in the stream of them."""
-
-    documents: Ragged
-    starts: Ids
-
-    @property
-    def tokens(self) -> int:
-        return int(self.starts[-1])
+            self._parts[0] = DocumentBlock(kept, part.numbers[row:], None, part.starts[row:] - first)
+            self._token, self._tokens = self._token - first, self._tokens - first
 
 
 _TAG_ROWS: Final = 23
@@ -376,7 +367,7 @@ class ConcatLayout(TokenLayout):
                 first += taken
             taken = min(count, begun - first)
             if taken > 0:
-                parts.append(self._across(blocks[number:], phase + first * size, taken))
+                parts.append(_across(blocks[number:], phase + first * size, taken, self.settings))
                 count -= taken
             if not count:
                 break
@@ -398,26 +389,6 @@ class ConcatLayout(TokenLayout):
         # The token behind a row is of another document: there is no need to look for it.
         slots = np.arange(size - 1 if self._shifted else 0, 0 if settings.labels == "none" else ids.size, size)
         return TokenRows(ids, ids.size, slots, np.full(slots.size, settings.ignore_index), made)
-
-    def _across(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> TokenRows:
-        """Rows that begin in one block and go on in others, or of which the last is not full."""
-        needed = inside + count * self.settings.seq_len + 1
-        documents, numbers = [], []
-        skip = 0
-        for number, block in enumerate(blocks):
-            first = 0
-            if not number:
-                first = int(np.searchsorted(block.starts, inside, side="right")) - 1
-                skip = inside - int(block.starts[first])
-            stop = min(int(np.searchsorted(block.starts, needed, side="left")), len(block.documents))
-            needed -= int(block.starts[-1])
-            rows = np.arange(first, stop, dtype=np.int64) if block.order is None else block.order[first:stop]
-            documents.append(block.documents.take(rows))
-            numbers.append(block.numbers[rows])
-            if needed <= 0:
-                break
-        joined = Ragged.concat(documents)
-        return _windows(joined, skip, count, self.settings, np.concatenate(numbers))
 
 
 def _whole_rows(numbers: Ids, documents: Ids, size: int) -> Extents:
