@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stoker import StreamingDataset
@@ -140,6 +140,14 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     whole=st.booleans(),
     picks=st.lists(st.integers(0, 20), max_size=6),
     columns=st.sampled_from([None, None, ["a"], ["b"], []]),
+)
+@example(  # a number that Python refuses, in a column that is not asked for
+    files=[(['{"a": ' + "1" * 5000 + ', "b": 0}'], "\n", False)],
+    damage=b"",
+    kinds=("float", "int"),
+    whole=True,
+    picks=[],
+    columns=["b"],
 )
 def test_json_lines_together_are_what_they_are_one_by_one(
     files: Any, damage: bytes, kinds: Any, whole: bool, picks: list[int], columns: list[str] | None

@@ -116,12 +116,12 @@ class JSONColumns:
             or (octets[lines.ends - 1] != ord("}")).any()
         ):
             return False
+        if lines.longest > 512 and _has_long_number(octets):
+            return False
         if self.whole:
             return True
         text = lines.text
         if (b"Inf" in text or b"NaN" in text) and _NOT_FINITE.search(text):
-            return False
-        if lines.longest > 512 and _has_long_number(octets):
             return False
         if text.count(b"[") + text.count(b"{") <= len(lines.begins) + _BRACKETS:
             return True
