@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import datetime as dt
 import json
 import math
 import resource
 import struct
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -319,14 +319,7 @@ def test_an_integer_column_holds_what_it_was_given_or_nothing(name: str, value: 
 
 
 def test_an_image_column_without_pillow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without_pillow(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.split(".", maxsplit=1)[0] == "PIL":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_pillow)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(MissingPackageError, match=r"stoker\[images\]"):
         get_encoding("pil").decode(struct.pack("<3I", 1, 1, 1) + b"L\0")
 

@@ -5,8 +5,6 @@ The meta file is ``u32 N | u32 offsets[N+1] | config JSON``, with offsets into t
 
 from __future__ import annotations
 
-import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -23,6 +21,7 @@ from stoker.formats.common.gather import gather_spans
 from stoker.formats.common.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
 from stoker.formats.format import Format
 from stoker.formats.mds.encodings.base import UnfitValueError, describe
+from stoker.formats.mds.encodings.text import as_float, as_int, utf8
 from stoker.formats.text.line_columns import CSVColumns, JSONColumns, LineText
 from stoker.formats.text.line_index import find_lines
 from stoker.formats.unstacked import Unstacked, read_each
@@ -248,7 +247,7 @@ class LineEncoder(RecordEncoder):
         super().__init__({**settings, "format": self.format}, sample_cost=0, overhead=len(header))
         self.encode = self._encode
         self._header = header
-        self._plain = {name: plain_value(kind) for name, kind in columns.items()}
+        self._plain = {name: _PLAIN[kind] for name, kind in columns.items()}
 
     @property
     def columns(self) -> Sequence[str]:
@@ -299,46 +298,13 @@ def _number(value: Any, dtype: type[np.generic]) -> Any:
         return value
 
 
-def plain_value(kind: str) -> Callable[[Any], Any]:
-    """A function from a value that fits a column of this kind to Python's own ``str``, ``int`` or ``float``.
+def _as_str(value: Any) -> str:
+    utf8(value)
+    return str(value)
 
-    NumPy's numbers pass where nothing is lost. Booleans do not pass for integers: their text is ``True``.
 
-    The function raises UnfitValueError for what does not fit.
-    """
-
-    def as_str(value: Any) -> str:
-        if not isinstance(value, str):
-            raise UnfitValueError(f"expected str, got {describe(value)}")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise UnfitValueError(f"expected text that UTF-8 can hold: {error}") from None
-        return str(value)
-
-    def as_int(value: Any) -> int:
-        if type(value) is int:
-            return value
-        if not isinstance(value, bool | np.bool_):
-            try:
-                return operator.index(value)
-            except TypeError:
-                pass
-        raise UnfitValueError(f"expected an integer, got {describe(value)}")
-
-    def as_float(value: Any) -> float:
-        if type(value) is float:
-            return value
-        if isinstance(value, float | np.floating | int | np.integer) and not isinstance(value, bool):
-            try:
-                number = float(value)
-            except OverflowError:
-                number = math.inf
-            if number == value or number != number:
-                return number
-        raise UnfitValueError(f"expected a float, got {describe(value)}")
-
-    return {"str": as_str, "int": as_int, "float": as_float}[kind]
+_PLAIN: Final[Mapping[str, Callable[[Any], Any]]] = {"str": _as_str, "int": as_int, "float": as_float}
+"""Functions from a value that fits a column of a kind to Python's own, of which a line's text is made."""
 
 
 def check_columns(names: Sequence[str], kinds: Sequence[str], where: str) -> Mapping[str, str]:

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from stoker.errors import MissingPackageError
+from stoker.errors import import_option
 from stoker.formats.mds.encodings.base import Encoding, UnfitValueError, describe
 
 if TYPE_CHECKING:
@@ -227,11 +227,7 @@ def _as_image(value: Any, what: str) -> Image:
 
 def _pil() -> Any:
     """``PIL.Image``."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise MissingPackageError("image columns need Pillow: pip install 'stoker[images]'") from None
-    return Image
+    return import_option("PIL.Image", "image columns need Pillow", "stoker[images]")
 
 
 def open_image(file: IO[bytes]) -> Image:

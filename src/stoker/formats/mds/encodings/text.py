@@ -91,9 +91,7 @@ class Str(Encoding):
     what = "str"
 
     def encode(self, value: Any) -> bytes:
-        if not isinstance(value, str):
-            raise UnfitValueError(f"expected {self.what}, got {describe(value)}")
-        return _utf8(value)
+        return utf8(value)
 
     def decode(self, data: bytes) -> str:
         return data.decode()
@@ -122,15 +120,7 @@ class StrInt(_Digits):
     what = "an integer"
 
     def encode(self, value: Any) -> bytes:
-        # A bool would be stored as "True", which nobody can read back as a number.
-        if not isinstance(value, bool | np.bool_):
-            try:
-                number = operator.index(value)
-            except TypeError:
-                pass
-            else:
-                return str(number).encode()
-        raise UnfitValueError(f"expected {self.what}, got {describe(value)}")
+        return str(as_int(value)).encode()
 
     def decode(self, data: bytes) -> int:
         return int(data.decode())
@@ -144,11 +134,7 @@ class StrFloat(_Digits):
     what = "a float"
 
     def encode(self, value: Any) -> bytes:
-        if isinstance(value, float | np.floating) or (isinstance(value, int | np.integer) and type(value) is not bool):
-            number = float(value)
-            if number == value or number != number:
-                return str(number).encode()
-        raise UnfitValueError(f"expected {self.what}, got {describe(value)}")
+        return str(as_float(value)).encode()
 
     def decode(self, data: bytes) -> float:
         return finite_float(data.decode())
@@ -185,7 +171,7 @@ class Json(Encoding):
         if isinstance(value, np.ndarray):
             value = value.tolist()
         try:
-            return _utf8(json.dumps(value))
+            return utf8(json.dumps(value))
         except (TypeError, ValueError, RecursionError) as error:
             raise UnfitValueError(f"expected {self.what}, got {describe(value)}: {error}") from error
 
@@ -216,7 +202,32 @@ class Pickle(Encoding):
             raise ValueError(f"not a pickle that can be read here: {error!r}") from error
 
 
-def _utf8(text: str) -> bytes:
+def as_int(value: Any) -> int:
+    """A whole number as Python's own. UnfitValueError for anything else, and for booleans, whose text is ``True``."""
+    if not isinstance(value, bool | np.bool_):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise UnfitValueError(f"expected an integer, got {describe(value)}")
+
+
+def as_float(value: Any) -> float:
+    """A number as Python's own float. UnfitValueError for anything else, and for integers that no float holds."""
+    if isinstance(value, float | np.floating | int | np.integer) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if number == value or number != number:
+            return number
+    raise UnfitValueError(f"expected a float, got {describe(value)}")
+
+
+def utf8(text: Any) -> bytes:
+    """The bytes of text. UnfitValueError for anything else, and for text that UTF-8 has no bytes of."""
+    if not isinstance(text, str):
+        raise UnfitValueError(f"expected str, got {describe(text)}")
     try:
         return text.encode()
     except UnicodeEncodeError as error:
