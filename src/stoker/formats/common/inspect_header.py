@@ -11,17 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, overload
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stoker.arguments import at_least, check_argument, must_know
 from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.common.checks import MAX_OFFSET
-from stoker.formats.common.gather import address_of, gather_rows
 from stoker.types import Buffer, Ids
 from stoker.units import parse_bytes
-
-_KEPT: Final = 512
 
 
 class ByteSource(Protocol):
@@ -106,13 +100,12 @@ class ByteSourceFile(SeekableFile):
 class HeadView:
     """A source as a buffer of which heads are looked at, one after the other, and nothing is read but those.
 
-    What was looked at is kept, as far as it is short. ``begin``, ``end``: of the part of the source that it shows.
+    ``begin``, ``end``: of the part of the source that it shows.
     """
 
     def __init__(self, source: ByteSource, begin: int = 0, end: int | None = None) -> None:
         self._source = source
         self._begin, self._size = begin, (source.size if end is None else end) - begin
-        self._kept: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return self._size
@@ -125,31 +118,16 @@ class HeadView:
         if isinstance(where, int):
             return self[where : where + 1][0]
         start, stop, _ = where.indices(self._size)
-        found = self._source.read(self._begin + start, self._begin + max(start, stop))
-        if len(found) <= _KEPT:
-            self._kept[start] = found
-        return found
+        return self._source.read(self._begin + start, self._begin + max(start, stop))
 
     def part(self, begin: int, end: int) -> HeadView:
         """A part of it, of which nothing is read."""
         return HeadView(self._source, self._begin + begin, self._begin + end)
 
-    def rows(self, offsets: Ids, width: int) -> NDArray[np.uint8]:
-        """The bytes at offsets that were read before; shape ``(len(offsets), width)``."""
-        found = b"".join([self._kept[offset][:width] for offset in offsets.tolist()])
-        return np.frombuffer(found, np.uint8).reshape(len(offsets), width).copy()
-
 
 def heads_of(source: ByteSource) -> Buffer | HeadView:
     """A source as a buffer, without reading all of it."""
     return source.data if isinstance(source, MappedSource) else HeadView(source)
-
-
-def head_rows(data: Buffer | HeadView, offsets: Ids, width: int) -> NDArray[np.uint8]:
-    """Copies of ``width`` bytes from each offset, all of which were read before; shape ``(len(offsets), width)``."""
-    if isinstance(data, HeadView):
-        return data.rows(offsets, width)
-    return gather_rows(address_of(np.frombuffer(data, np.uint8)) + offsets, width)
 
 
 def whole(source: ByteSource) -> Buffer:

@@ -6,7 +6,7 @@ POSIX, pax Interchange Format; GNU tar's manual, "Storing Sparse Files"; libarch
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError
-from stoker.formats.common.inspect_header import HeadView, head_rows
+from stoker.formats.common.inspect_header import HeadView
 from stoker.types import Buffer
 
 BLOCK: Final = 512
 _LONGEST: Final = 1 << 24
+# Headers whose checksums are compared together.
+_TOGETHER: Final = 1 << 13
 _MOST_LINKS: Final = 64
 _REGULAR: Final = (b"\0", b"0", b"7")
 _SPARSE: Final = b"S"
@@ -34,7 +36,6 @@ class ArchiveFiles:
     """The files of an archive, links among them: they have the bytes of what they lead to.
 
     Attributes:
-        heads: where the headers begin, those of all else too.
         names: the files' names; empty for a link out of the archive.
         begins: where each file's bytes begin.
         lengths: how many there are.
@@ -42,7 +43,6 @@ class ArchiveFiles:
             In the archive the parts lie end to end.
     """
 
-    heads: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
@@ -60,13 +60,17 @@ def read_files(data: Buffer | HeadView, where: str) -> ArchiveFiles:
     CorruptDataError if it is no archive, is cut off or damaged, or a hard link leads to no file of it.
     """
     files, size, at = ArchiveFiles(), len(data), 0
+    heads: list[tuple[int, bytes]] = []  # whose checksums are not compared yet
     links: dict[int, tuple[bytes, bytes]] = {}
     given: dict[bytes, bytes] = {}  # what headers before a file's own say of it
     while at + BLOCK <= size:
         head = data[at : at + BLOCK]
         if not head[0] and not head.strip(b"\0"):
             break
-        files.heads.append(at)
+        heads.append((at, head))
+        if len(heads) == _TOGETHER:
+            _check_sums(heads, where)
+            heads = []
         kind, begin = bytes(head[156:157]), at + BLOCK
         more = kind in _LONG or kind in _EXTENDED
         length = int(given[b"size"]) if b"size" in given and not more else _number(head[124:136], where, at)
@@ -107,7 +111,7 @@ def read_files(data: Buffer | HeadView, where: str) -> ArchiveFiles:
     else:
         if at != size:
             raise CorruptDataError(f"{where}: not a tar archive, or cut off: it ends at byte {size}, in a header")
-    _check_sums(data, files.heads, where)
+    _check_sums(heads, where)
     if links:
         _follow(files, links, where)
     return files
@@ -280,18 +284,18 @@ def _plain(name: bytes) -> bytes:
     return posixpath.normpath(name).lstrip(b"/")
 
 
-def _check_sums(data: Buffer | HeadView, heads: list[int], where: str) -> None:
-    step = 1 << 13  # headers at a time, so that they take little memory
-    for first in range(0, len(heads), step):
-        here = np.array(heads[first : first + step], np.int64)
-        blocks: NDArray[np.uint8] = head_rows(data, here, BLOCK)
-        told = np.array([_octal(block) for block in blocks[:, 148:156].view("S8").ravel().tolist()], np.int64)
-        blocks[:, 148:156] = 32
-        wrong = blocks.sum(axis=1, dtype=np.int64) != told
-        if wrong.any():  # old programs add up bytes with a sign
-            wrong &= blocks.view(np.int8).sum(axis=1, dtype=np.int64) != told
-        if wrong.any():
-            raise CorruptDataError(f"{where}: the header at byte {here[np.argmax(wrong)]} does not match its checksum")
+def _check_sums(heads: Sequence[tuple[int, bytes]], where: str) -> None:
+    """Compare the checksums of headers, and where each is."""
+    told = np.array([_octal(head[148:156]) for _, head in heads], np.int64)
+    blocks = np.frombuffer(bytearray().join([head for _, head in heads]), np.uint8).reshape(-1, BLOCK)
+    blocks[:, 148:156] = 32
+    wrong = blocks.sum(axis=1, dtype=np.int64) != told
+    if wrong.any():  # old programs add up bytes with a sign
+        wrong &= blocks.view(np.int8).sum(axis=1, dtype=np.int64) != told
+    if wrong.any():
+        raise CorruptDataError(
+            f"{where}: the header at byte {heads[int(np.argmax(wrong))][0]} does not match its checksum"
+        )
 
 
 def _octal(field: bytes) -> int:

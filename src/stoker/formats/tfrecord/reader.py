@@ -25,8 +25,8 @@ from stoker.formats.common.checks import (
     packed_as,
 )
 from stoker.formats.common.container import PackedFormat, PackedShard, fixed_kind, read_offsets
-from stoker.formats.common.gather import gather_spans
-from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, HeadView, check_count, head_rows, heads_of
+from stoker.formats.common.gather import address_of, gather_rows, gather_spans
+from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, HeadView, check_count, heads_of
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.tfrecord.example import (
     BYTES,
@@ -84,12 +84,14 @@ def read_frames(data: Buffer | HeadView, offsets: Ids | None, where: str) -> Ids
     ``offsets``: the same as a meta file tells it, to be checked against the file. CorruptDataError if it is no TFRecord file,
     is cut off, or a length is damaged.
     """
-    size = len(data)
+    size, walked = len(data), bytearray()
     if offsets is None:
         bounds = [0]
         at = 0
         while at < size:  # each record tells where the next one is
-            at += int.from_bytes(data[at : at + _HEAD][:8], "little") + _FRAME
+            head = data[at : at + _HEAD]
+            walked += head
+            at += int.from_bytes(head[:8], "little") + _FRAME
             bounds.append(at)
         offsets = np.array(bounds, np.int64) if at <= 1 << 62 else np.array([0, 1 << 62], np.int64)
     lengths = np.diff(offsets) - _FRAME
@@ -98,7 +100,10 @@ def read_frames(data: Buffer | HeadView, offsets: Ids | None, where: str) -> Ids
         what = f"but {what}" if what else f"or cut off: its records do not end at byte {size}"
         raise CorruptDataError(f"{where}: not a TFRecord file, {what}")
     if len(lengths):
-        heads = head_rows(data, offsets[:-1], _HEAD)
+        if walked:
+            heads = np.frombuffer(walked, np.uint8).reshape(-1, _HEAD)
+        else:
+            heads = gather_rows(address_of(np.frombuffer(data, np.uint8)) + offsets[:-1], _HEAD)  # type: ignore[arg-type]
         told = np.ascontiguousarray(heads[:, 8:]).view("<u4").ravel()
         wrong = np.flatnonzero(
             (np.ascontiguousarray(heads[:, :8]).view("<i8").ravel() != lengths)
