@@ -14,12 +14,13 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.cache.disk.quota import PART, lock_existing, release
+from stoker.concurrency.forks import NO_FILE, OpenFile
 from stoker.digests import sha256
 from stoker.errors import CacheError, ConfigError
 from stoker.index.index import INDEX_NAME
@@ -71,19 +72,10 @@ class CacheDirectory:
         self.origin = origin
         self.path = base / (origin.prefix + sha256(version.encode()).hexdigest()[:12])
         self._note = self.path / PRIVATE / CACHE_MARK
-        self._held: int | None = None
+        self._held: OpenFile = NO_FILE
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None}
-
-    # Bound as defaults: at the interpreter's end a module's names are gone.
-    def __del__(
-        self, close: Callable[[int], None] = os.close, suppress: type[contextlib.suppress] = contextlib.suppress
-    ) -> None:
-        held, self._held = getattr(self, "_held", None), None
-        if held is not None:
-            with suppress(OSError):
-                close(held)
+        return {**self.__dict__, "_held": NO_FILE}
 
     def make(self) -> None:
         """Make the directory and its note if need be, and hold it.
@@ -91,22 +83,20 @@ class CacheDirectory:
         CacheError if the directory is another dataset's. OSError if it can not be made.
         """
         for _ in range(_TRIES):
-            if self._held is not None and os.path.exists(self._note):
+            if self._held.number >= 0 and os.path.exists(self._note):
                 return
             make_own_directory(self._note.parent)
             with contextlib.suppress(FileNotFoundError):  # removed at this moment
                 write_origin(self._note.parent, self.origin)
                 self.hold()
-                if self._held is None:  # another process is about to remove it, or was stopped while it did
+                if self._held.number < 0:  # another process is about to remove it, or was stopped while it did
                     time.sleep(0.005)
 
     def hold(self) -> None:
         """Hold the directory if it is there, so that nobody removes it while this process lives."""
-        held, self._held = self._held, None
-        if held is not None:
-            os.close(held)
+        self._held.close()
         # A process that has it locked exclusively removes it.
-        self._held = lock_existing(self._note, fcntl.LOCK_SH)
+        self._held = OpenFile(lock_existing(self._note, fcntl.LOCK_SH))
 
     def seen(self) -> None:
         """Note that this is the newest version now, and remove directories of older ones that nobody uses."""

@@ -5,7 +5,8 @@ renewed here, at once in the child, so that other classes need not know of forks
 
 * a lock is a :class:`ProcessLock`;
 * what stands for work, claims, clients or maps of one process is an attribute of a :class:`ProcessLocal`;
-* an open file is a :class:`ProcessFile`; a pipe or socket is given to :func:`close_in_children`;
+* an open file is a :class:`ProcessFile`, or an :class:`OpenFile` where the child shares it; a pipe or socket is given to
+  :func:`close_in_children`;
 * threads are a pool of :class:`~stoker.concurrency.threads.Threads`.
 
 Python makes the locks of modules anew in no child: one that imports what a thread of its parent was importing waits for that
@@ -103,15 +104,11 @@ def close_in_children(one: Closable) -> None:
     _CLOSABLE.add(one)
 
 
-class ProcessFile:
-    """A descriptor that only this process has: it is closed with this object, and in a forked child.
+class OpenFile:
+    """A descriptor that is closed with this object. ``number``: the descriptor; -1 where there is none."""
 
-    ``number``: the descriptor; -1 where it is closed.
-    """
-
-    def __init__(self, number: int = -1) -> None:
-        self.number = number
-        _CLOSABLE.add(self)
+    def __init__(self, number: int | None = None) -> None:
+        self.number = -1 if number is None else number
 
     # Bound as a default: at the interpreter's end a module's names are gone.
     def close(self, close: Callable[[int], None] = os.close) -> None:
@@ -125,6 +122,14 @@ class ProcessFile:
                 return
 
     __del__ = close
+
+
+class ProcessFile(OpenFile):
+    """One that only this process has: it is closed in a forked child, too."""
+
+    def __init__(self, number: int | None = None) -> None:
+        super().__init__(number)
+        _CLOSABLE.add(self)
 
 
 NO_FILE: Final = ProcessFile()

@@ -9,17 +9,18 @@ The last byte of the magic rises when the arrays change. The order of bytes in a
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import reduction
 from typing import Any, ClassVar, Final, Literal
 
 import xxhash
 
+from stoker.concurrency.forks import OpenFile
 from stoker.concurrency.shared.file import spawning
 from stoker.errors import StokerError
 from stoker.policy import SHARED, most_shared
@@ -36,13 +37,13 @@ class SharedBytes:
     the bytes.
     """
 
-    # Descriptors of all that are mapped in this process. Each map has another one, a duplicate.
-    _mapped: ClassVar[set[int]] = set()
+    # All that are mapped in this process. Each map has another descriptor, a duplicate.
+    _mapped: ClassVar[weakref.WeakSet[SharedBytes]] = weakref.WeakSet()
 
     def __init__(self, data: bytes | int) -> None:
-        self._file = data if isinstance(data, int) else None
+        self._file = OpenFile(data if isinstance(data, int) else None)
         if isinstance(data, int):
-            self._mapped.add(data)
+            self._mapped.add(self)
             self._identity = _identity_of(data)
             self.view = memoryview(mmap.mmap(data, 0, access=mmap.ACCESS_READ))
         else:
@@ -78,19 +79,9 @@ class SharedBytes:
             return cls.of([source.read()])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._file is not None and spawning():
-            return _received, (reduction.DupFd(self._file), self._identity)
+        if self._file.number >= 0 and spawning():
+            return _received, (reduction.DupFd(self._file.number), self._identity)
         return SharedBytes.of, ([bytes(self.view)],)
-
-    # Bound as defaults: at the interpreter's end a module's names are gone.
-    def __del__(
-        self, close: Callable[[int], None] = os.close, suppress: type[contextlib.suppress] = contextlib.suppress
-    ) -> None:
-        file = self.__dict__.get("_file")
-        if file is not None:
-            self._mapped.discard(file)
-            with suppress(OSError):
-                close(file)
 
 
 def _is_mapped(size: int) -> bool:

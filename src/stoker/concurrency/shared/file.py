@@ -6,18 +6,17 @@ last process that has it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import current_process, parent_process, reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-from stoker.concurrency.forks import NO_FILE, ProcessFile, ProcessLock
+from stoker.concurrency.forks import NO_FILE, OpenFile, ProcessFile, ProcessLock
 from stoker.concurrency.shared.byte_locks import is_byte_locked, lock_byte
 from stoker.errors import StokerError
 
@@ -39,7 +38,7 @@ class SharedFile:
     among the process's descriptors. ``size``: bytes; they are zeros, and take memory when they are written.
     """
 
-    _file: int
+    _file: OpenFile
     _threads: ProcessLock
     _lock_file: ProcessFile
     _holder: int
@@ -48,7 +47,7 @@ class SharedFile:
         with _named_errors():
             self._attach(os.memfd_create(name, os.MFD_CLOEXEC))
         try:
-            os.ftruncate(self._file, size)
+            os.ftruncate(self._file.number, size)
         except OSError as error:
             raise StokerError(
                 f"memory of {size} bytes that processes share can not be had ({error.strerror}): it counts as a file, so "
@@ -58,7 +57,7 @@ class SharedFile:
     def map(self, size: int, offset: int = 0) -> mmap.mmap:
         """So many bytes of the file, writable. Changes are seen by all processes."""
         with _named_errors():  # a map takes a descriptor of its own
-            return mmap.mmap(self._file, size, offset=offset)
+            return mmap.mmap(self._file.number, size, offset=offset)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -95,20 +94,21 @@ class SharedFile:
 
         OSError if ``/proc`` is not mounted, or this process can have no more files.
         """
-        descriptor = os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(f"/proc/self/fd/{self._file.number}", os.O_RDONLY | os.O_CLOEXEC)
         for number in numbers:
             lock_byte(descriptor, number, "shared")
         return descriptor
 
     def is_held(self, number: int) -> bool:
         """Whether any process holds a number."""
-        return is_byte_locked(self._file, number)
+        return is_byte_locked(self._file.number, number)
 
     def _own_description(self) -> int:
         """A descriptor of an open file description that no other process has."""
         if self._lock_file.number < 0:
             try:
-                self._lock_file = ProcessFile(os.open(f"/proc/self/fd/{self._file}", os.O_RDWR | os.O_CLOEXEC))
+                path = f"/proc/self/fd/{self._file.number}"
+                self._lock_file = ProcessFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
             except FileNotFoundError as error:
                 raise StokerError(
                     f"processes that share a dataset need /proc to lock their counters: {error}"
@@ -116,23 +116,14 @@ class SharedFile:
         return self._lock_file.number
 
     def _attach(self, file: int) -> None:
-        self._file = file
+        self._file = OpenFile(file)
         self._threads, self._lock_file, self._holder = ProcessLock(), NO_FILE, 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"file": reduction.DupFd(self._file)}
+        return {"file": reduction.DupFd(self._file.number)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._attach(state["file"].detach())
-
-    # Bound as defaults: at the interpreter's end a module's names are gone.
-    def __del__(
-        self, close: Callable[[int], None] = os.close, suppress: type[contextlib.suppress] = contextlib.suppress
-    ) -> None:
-        file = self.__dict__.get("_file")
-        if file is not None:
-            with suppress(OSError):
-                close(file)
 
 
 @contextmanager

@@ -6,9 +6,11 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
+
+from stoker.concurrency.forks import OpenFile
 
 
 class ReadTimes:
@@ -85,21 +87,16 @@ class ThreadTimes:
     __slots__ = ("_computed", "_displaced", "_file")
 
     def __init__(self) -> None:
-        self._file = -1
+        self._file = OpenFile()
         with contextlib.suppress(OSError):
-            self._file = os.open(_SCHEDULED, os.O_RDONLY | os.O_CLOEXEC)
+            self._file = OpenFile(os.open(_SCHEDULED, os.O_RDONLY | os.O_CLOEXEC))
         self._computed = self._displaced = 0
         self.ask()
 
     def ask(self) -> tuple[int, int]:
         """Nanoseconds since it was asked last: on a processor, and for which it could run and had none."""
         computed = time.thread_time_ns()
-        displaced = _displaced(self._file) if self._file >= 0 else 0
+        displaced = _displaced(self._file.number)
         found = computed - self._computed, max(0, displaced - self._displaced)
         self._computed, self._displaced = computed, displaced
         return found
-
-    # Bound as a default: at the interpreter's end a module's names are gone.
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self._file >= 0:
-            close(self._file)
