@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from patience import PATIENCE
 from stoker import StreamingDataset
-from stoker.cache.disk.quota import claim, release
 from stoker.catalog.unindexed.file_facts import save_side_file
 from stoker.concurrency.shared import bytes as shared_bytes
 from stoker.errors import FormatError
@@ -33,6 +32,7 @@ from stoker.index.version import LoadedIndex, read_index
 from stoker.inspection.caches import list_caches, prune_caches
 from stoker.storage import Store, open_store
 from stoker.storage.files import mounts
+from stoker.storage.files.part_files import claim, release
 from support import write_samples
 
 

@@ -10,7 +10,6 @@ SOURCE: Final = Path(__file__).parents[1] / "src"
 CORE: Final = Path(__file__).parents[3] / "src"
 USED: Final = {
     "stoker.arguments",
-    "stoker.cache.disk.quota",
     "stoker.cli.arguments",
     "stoker.cli.order",
     "stoker.cli.running",
@@ -60,6 +59,7 @@ USED: Final = {
     "stoker.storage.files.locked_folder",
     "stoker.storage.files.mapped",
     "stoker.storage.files.mounts",
+    "stoker.storage.files.part_files",
     "stoker.storage.files.regular",
     "stoker.storage.files.walk",
     "stoker.storage.job_record",

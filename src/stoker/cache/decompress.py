@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from stoker.cache.disk.quota import claim, release
 from stoker.cache.range_fetch import check_file, fetch_part
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import CorruptDataError, StokerError
@@ -36,7 +35,7 @@ def unpack_file(store: Store, packed: FilePart, codec: str, size: int, into: Pat
     Args:
         codec: ``gz`` or ``zstd``; a file may consist of several streams.
         size: bytes that must come out; :data:`~stoker.formats.base.UNKNOWN` where nothing tells.
-        scratch: name that stretches of the compressed file may have meanwhile.
+        scratch: file in which stretches of the compressed file lie meanwhile.
 
     Returns:
         Bytes that were fetched from a store that is not local.
@@ -53,16 +52,9 @@ def unpack_file(store: Store, packed: FilePart, codec: str, size: int, into: Pat
         with span(Stage.DECOMPRESS, packed.size):
             _decompress(source, codec, packed.size, size, into, where)
         return 0
-    held = claim(scratch)
-    try:
-        with _Fetched(store, packed, scratch) as fetched:
-            _decompress(fetched, codec, packed.size, size, into, where)
+    with _Fetched(store, packed, scratch) as fetched:
+        _decompress(fetched, codec, packed.size, size, into, where)
         return fetched.bytes
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(scratch)
-        if held is not None:
-            release(held)
 
 
 class _Fetched(io.RawIOBase):

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.cache.disk.quota import PART, lock_existing, release
 from stoker.concurrency.forks import NO_FILE, OpenFile
 from stoker.digests import sha256
 from stoker.errors import CacheError, ConfigError
 from stoker.index.index import INDEX_NAME
 from stoker.storage.files.own import CACHE_MARK, CACHE_NAME, PRIVATE, REMOVED_CACHE, make_own_directory, open_own
+from stoker.storage.files.part_files import PART, lock_existing, release
 from stoker.storage.files.regular import read_regular
 
 _TRIES: Final = 200

@@ -17,12 +17,13 @@ from pathlib import Path
 from stoker.arguments import checked
 from stoker.cache.directory import is_cache_directory, read_origin, remove_directory
 from stoker.cache.disk.in_use import Users
-from stoker.cache.disk.quota import PART, files_below, release, shard_files, try_lock
+from stoker.cache.disk.quota import files_below, shard_files
 from stoker.catalog.location import caches_home
 from stoker.errors import CacheError, ObjectNotFoundError, StokerError
 from stoker.index.index import INDEX_NAME
 from stoker.storage import is_local, open_store
 from stoker.storage.files.own import CACHE_MARK, PRIVATE
+from stoker.storage.files.part_files import PART, release, try_lock
 from stoker.types import StorageOptions
 
 

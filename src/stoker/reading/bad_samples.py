@@ -17,7 +17,6 @@ from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast, get_args
 import xxhash
 
 from stoker.arguments import at_least, checked, must_be
-from stoker.cache.disk.quota import try_lock
 from stoker.concurrency.shared.counters import Count, Counts
 from stoker.display import counted
 from stoker.errors import (
@@ -31,6 +30,7 @@ from stoker.errors import (
     StorageError,
     TooManyBadSamplesError,
 )
+from stoker.storage.files.part_files import try_lock
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ The header has the xxh3 of what follows it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -29,10 +28,10 @@ import xxhash
 from numpy.typing import DTypeLike
 
 from stoker.cache.directory import make_private
-from stoker.cache.disk.quota import claim, part_name, release
 from stoker.catalog.location import DatasetLocation
 from stoker.errors import CacheError, StorageFullError
 from stoker.storage.files.own import PRIVATE
+from stoker.storage.files.part_files import PartWatch, claim, part_name, release, unlink
 from stoker.storage.files.regular import open_regular
 from stoker.storage.versions import stable_version
 from stoker.types import Array
@@ -163,18 +162,14 @@ def _make(
     private: Path, name: str, digest: str, patience: float, make: Callable[[ArraySink], tuple[DTypeLike, bytes]]
 ) -> DerivedArray:
     path, part = private / name, private / part_name(name)
-    seen: tuple[int, int, int] | None = None
-    since, delay = time.monotonic(), 0.001
+    watch, delay = PartWatch(part, patience), 0.001
     while True:
         held = claim(part)
         found = _load(path, digest)
         if held is None:
             if found is not None:
                 return found
-            now, current = time.monotonic(), _status(part)
-            if current != seen:
-                seen, since = current, now
-            if now - since > patience:
+            if watch.stalled():
                 # Its maker is alive but stopped: compute it here too. Both results are equal, and each rename is whole.
                 part = private / part_name(name, os.urandom(8).hex())
                 continue
@@ -194,8 +189,7 @@ def _make(
                 os.unlink(part)
             return found
         except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.unlink(part)
+            unlink(part)
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise _full(private) from error
             raise
@@ -212,14 +206,6 @@ def _writable(directory: Path, url: str) -> bool:
             raise _full(directory) from error
         return False
     return os.access(private, os.W_OK | os.X_OK)
-
-
-def _status(part: Path) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(part)
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _load(path: Path, digest: str) -> DerivedArray | None:

@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from stoker.cache.disk.quota import claim, release
 from stoker.cluster import World
 from stoker.display import counted
 from stoker.errors import ConfigError, StokerError, StorageError
 from stoker.storage import is_local
 from stoker.storage.files.file_errors import file_errors
+from stoker.storage.files.part_files import claim, release
 from stoker_bench.clients import reads_objects
 from stoker_bench.loaders import saves_objects
 from stoker_bench.preflight import check_data, check_packages, check_room, check_settings

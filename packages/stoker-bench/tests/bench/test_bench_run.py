@@ -18,11 +18,11 @@ import pytest
 
 from patience import PATIENCE
 from s3server import Bucket
-from stoker.cache.disk.quota import claim, release
 from stoker.cli import main
 from stoker.cluster import World
 from stoker.errors import ConfigError, MissingPackageError, StokerError
 from stoker.storage.files.locked_folder import LockedFolder
+from stoker.storage.files.part_files import claim, release
 from stoker_bench.loaders import get_loader, loader_names
 from stoker_bench.loaders.base import LoaderJob
 from stoker_bench.ranks.control.client import RankFailedError

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from stoker.cache.directory import CacheDirectory, remove_origin_part
-from stoker.cache.disk.quota import PART, remove_unlocked
 from stoker.errors import CacheError, StokerError, StorageFullError
 from stoker.formats.base import UNKNOWN, FileInfo
 from stoker.lazy import cached_property
 from stoker.storage.files.own import PRIVATE, make_own_directory
+from stoker.storage.files.part_files import PART, remove_unlocked
 
 _T = TypeVar("_T")
 
@@ -141,8 +141,3 @@ def _remedy(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "; choose another local= (or STOKER_CACHE), or mend its permissions"
     return "; choose another local= (or STOKER_CACHE)"
-
-
-def unlink(path: str | Path) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)

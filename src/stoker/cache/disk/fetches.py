@@ -16,9 +16,9 @@ import numpy as np
 
 from stoker.cache.base import CacheSettings, IfFull, ShardCache
 from stoker.cache.directory import CacheDirectory
-from stoker.cache.disk.directory_files import DirectoryFiles, unlink
+from stoker.cache.disk.directory_files import DirectoryFiles
 from stoker.cache.disk.in_use import held
-from stoker.cache.disk.quota import CacheQuota, claim, part_name, release
+from stoker.cache.disk.quota import CacheQuota
 from stoker.cache.range_fetch import fetch_part
 from stoker.cache.small_files import SmallFileReader
 from stoker.concurrency.shared.counters import Count
@@ -30,6 +30,7 @@ from stoker.lazy import cached_property
 from stoker.storage import ObjectInfo, Store
 from stoker.storage.files.copying import write_all
 from stoker.storage.files.own import open_own
+from stoker.storage.files.part_files import PartWatch, claim, new_part, part_name, release, unlink
 from stoker.storage.files.regular import read_regular
 from stoker.storage.local import file_info
 from stoker.storage.types import Arrival
@@ -70,7 +71,7 @@ class Fetches(ShardCache):
         self._quota: CacheQuota | None = None
         self._warned = False
         # Other processes' downloads that this one waits for: if a process is stopped, all its downloads stall.
-        self._watches: dict[Path, _Watch] = {}
+        self._watches: dict[Path, PartWatch] = {}
         if settings.limit is not None and store is None:
             raise ConfigError(
                 f"cache_limit= is for shards that are copied to a cache, and those of {root} are read where they lie: leave "
@@ -176,7 +177,7 @@ class Fetches(ShardCache):
         delay = 0.001
         while True:
             held = self.files.claimed(file.basename, partial(claim, part))
-            if held is None and self._watches.setdefault(part, _Watch(part, self.settings.stall_timeout)).stalled():
+            if held is None and self._watches.setdefault(part, PartWatch(part, self.settings.stall_timeout)).stalled():
                 # Its holder is alive but stopped: fetch it here too. Both write the same bytes, and each rename is whole.
                 part = self.files.private / part_name(file.basename, os.urandom(8).hex())
                 continue
@@ -253,8 +254,7 @@ class Fetches(ShardCache):
         if packed.part is not None and self.store is not None and info.compression is not None:
             from stoker.cache.decompress import unpack_file
 
-            scratch = self.files.private / part_name(packed.basename, os.urandom(8).hex())
-            with self.files.named_errors("write to"):
+            with self.files.named_errors("write to"), new_part(self.files.private, packed.basename) as (scratch, _):
                 fetched = unpack_file(self.store, packed.part, info.compression, file.whole, part, scratch)
             self._count(Count.BYTES_FETCHED, fetched)
             return
@@ -279,8 +279,8 @@ class Fetches(ShardCache):
             raise
         if arrived is not None:
             self._check_version(packed if fastest_hash(packed.hashes) else file, arrived)
-        with self.files.named_errors("write to"):
-            _write(part, raw)
+        with self.files.named_errors("write to"), open(open_own(part, os.O_TRUNC), "wb", buffering=0) as handle:
+            write_all(handle.fileno(), memoryview(raw))
         if self.settings.keep_zip and self.store is not None and not stored.exists():
             self.keep(packed.basename, data, limited=True)
 
@@ -293,50 +293,12 @@ class Fetches(ShardCache):
 
     def keep(self, name: str, data: bytes, *, limited: bool = False) -> None:
         target = self.root / name
-        held = None
         with self.files.named_errors("write to"):
             self.files.make_directories(target)
-            while held is None:  # another process that removes leftovers may have it locked for a moment
-                beside = self.files.private / part_name(name, os.urandom(8).hex())
-                held = claim(beside)
-        try:
-            with self.files.named_errors("write to"):
-                if limited and self._quota is not None and not self._quota.take(len(data)):
-                    unlink(beside)
-                    return
-                _write(beside, data)
-                os.rename(beside, target)
-        except BaseException:
-            unlink(beside)
-            raise
-        finally:
-            release(held)
-
-
-class _Watch:
-    """Notices when a part file has stopped growing."""
-
-    def __init__(self, path: Path, patience: float) -> None:
-        self._path = path
-        self._patience = patience
-        self._seen: tuple[int, int, int] | None = None
-        self._since = time.monotonic()
-
-    def stalled(self) -> bool:
-        try:
-            status = os.stat(self._path)
-            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
-        except FileNotFoundError:
-            seen = (0, 0, 0)
-        now = time.monotonic()
-        if seen != self._seen:
-            self._seen, self._since = seen, now
-        return now - self._since > self._patience
-
-
-def _write(path: Path, data: bytes | bytearray | memoryview) -> None:
-    with open(open_own(path, os.O_TRUNC), "wb", buffering=0) as handle:
-        write_all(handle.fileno(), memoryview(data))
+            with new_part(self.files.private, name) as (part, held):
+                if not limited or self._quota is None or self._quota.take(len(data)):
+                    write_all(held, data)
+                    os.rename(part, target)
 
 
 def _no_remote(path: Path) -> ObjectNotFoundError:

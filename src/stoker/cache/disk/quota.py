@@ -8,7 +8,6 @@ counted again.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -17,89 +16,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from stoker.cache.disk.in_use import Users
 from stoker.errors import ConfigError
 from stoker.index.index import INDEX_NAME
 from stoker.storage.files.own import PRIVATE, open_own
+from stoker.storage.files.part_files import PART, release, remove_unlocked, try_lock
 from stoker.types import Ids
 
 logger = logging.getLogger(__name__)
-
-PART = ".part"
-"""The end of the name of a file that is being made."""
 
 _PART_NAME = re.compile(r"(?P<name>.+?)(?:\.[0-9a-f]{16})?" + re.escape(PART))
 # A directory must hold the shard that is read and the next one.
 _LEAST_SHARDS = 2
 # An eviction frees at least this part of the limit, so that files are seldom counted.
 _SLACK = 32
-
-
-def part_name(basename: str, mark: str = "") -> str:
-    """Name of the file in which a shard's file is made. A mark of 16 hex digits makes the name unique."""
-    return quote(basename, safe="") + (f".{mark}" if mark else "") + PART
-
-
-def try_lock(descriptor: int, kind: int) -> bool:
-    """Try to take a ``flock``. On file systems without locks it always succeeds."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise
-    return True
-
-
-def claim(part: Path) -> int | None:
-    """Create and lock a part file; its descriptor, or ``None`` while another process holds it."""
-    while True:
-        descriptor = open_own(part)
-        if not try_lock(descriptor, fcntl.LOCK_EX):
-            os.close(descriptor)
-            return None
-        # The file may have been renamed or removed between open and lock.
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(part).st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
-        os.close(descriptor)
-
-
-def release(descriptor: int) -> None:
-    """Unlock and close. Closing is not enough: a process that was forked since has the descriptor, too, and so the lock."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
-
-
-def lock_existing(path: Path, kind: int) -> int | None:
-    """Lock a file that is there; its descriptor, or ``None`` where it is not, or a process holds it or removes it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    with contextlib.suppress(OSError):
-        if try_lock(descriptor, kind) and os.path.samestat(os.stat(path), os.fstat(descriptor)):
-            return descriptor
-    release(descriptor)
-    return None
-
-
-def remove_unlocked(path: Path) -> bool:
-    """Unlink a file unless a process holds a lock on it; returns whether this call removed it."""
-    descriptor = lock_existing(path, fcntl.LOCK_EX)
-    if descriptor is None:
-        return False
-    try:
-        os.unlink(path)
-    except OSError:
-        return False
-    finally:
-        release(descriptor)
-    return True
 
 
 class CacheQuota:

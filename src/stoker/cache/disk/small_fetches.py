@@ -21,15 +21,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from stoker.cache.disk.directory_files import DirectoryFiles, unlink
+from stoker.cache.disk.directory_files import DirectoryFiles
 from stoker.cache.disk.in_use import lock_offset
-from stoker.cache.disk.quota import PART
 from stoker.concurrency.forks import NO_FILE, ProcessFile, ProcessLocal
 from stoker.concurrency.shared.byte_locks import is_byte_locked, lock_byte, unlock_byte
 from stoker.formats.base import FileInfo
 from stoker.storage.files.copying import write_all
 from stoker.storage.files.mounts import LOCAL_FILE_SYSTEMS, file_system_of
 from stoker.storage.files.own import open_own
+from stoker.storage.files.part_files import PART, unlink
 from stoker.storage.types import BufferLike
 
 _NAME: Final = "claims"

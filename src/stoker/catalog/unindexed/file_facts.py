@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,13 +18,13 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.cache.directory import make_private
-from stoker.cache.disk.quota import part_name, release, remove_unlocked, try_lock
 from stoker.concurrency.shared.bytes import SharedBytes, cut_arrays, pack_arrays, unpack_arrays
 from stoker.errors import StokerError, StorageError
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.storage import ObjectInfo
 from stoker.storage.files.mounts import UNREADABLE
 from stoker.storage.files.own import PRIVATE, open_own
+from stoker.storage.files.part_files import new_part, part_name, release, remove_unlocked, try_lock
 from stoker.storage.files.regular import read_regular
 from stoker.types import Ids
 
@@ -108,19 +107,10 @@ def save_side_file(private: Path, name: str, parts: Iterable[bytes | memoryview]
     """
     for left in private.glob(part_name(name, "[0-9a-f]" * 16)):
         remove_unlocked(left)
-    part = private / part_name(name, secrets.token_hex(8))
-    descriptor = open_own(part, os.O_EXCL)
-    try:
-        try_lock(descriptor, fcntl.LOCK_EX)  # so that it is not taken for debris
-        with open(descriptor, "wb", closefd=False) as handle:
+    with new_part(private, name) as (part, held):
+        with open(held, "wb", closefd=False) as handle:
             handle.writelines(parts)
         os.rename(part, private / name)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
-    finally:
-        release(descriptor)
 
 
 def _pack(files: Sequence[UnindexedFile]) -> list[Any]:

@@ -20,7 +20,6 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.cache.base import ShardCache
-from stoker.cache.disk.directory_files import unlink
 from stoker.catalog.unindexed.find_files import HEADERS_AT_ONCE, SourceFiles, read_listed
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.base import ShardInfo
@@ -30,6 +29,7 @@ from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, Mapped
 from stoker.formats.format import Format
 from stoker.policy import READ_WHOLE
 from stoker.storage import ObjectInfo, Store, is_local
+from stoker.storage.files.part_files import unlink
 from stoker.storage.transfer.settings import side_by_side
 from stoker.types import Ids
 

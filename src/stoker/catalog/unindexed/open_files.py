@@ -23,7 +23,6 @@ from urllib.parse import unquote
 
 from stoker.arguments import check_argument
 from stoker.cache.base import CacheSettings, ShardCache
-from stoker.cache.disk.directory_files import unlink
 from stoker.cache.open_cache import make_cache
 from stoker.catalog.location import (
     DatasetLocation,
@@ -50,6 +49,7 @@ from stoker.formats.parquet.predicate import Filters, Predicate
 from stoker.formats.registry import get_format
 from stoker.index.index import Index
 from stoker.storage import ObjectInfo, RetryPolicy, Store, is_local, open_store
+from stoker.storage.files.part_files import unlink
 from stoker.storage.recorded_versions import version_of_files
 from stoker.types import StorageOptions
 

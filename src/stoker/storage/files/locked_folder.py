@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from stoker.errors import ConfigError
+from stoker.storage.files.part_files import claim
 
 _LOCK: Final = "lock"
 _RANDOM: Final = re.compile("[a-z0-9_]{8}")
@@ -39,10 +40,10 @@ class LockedFolder:
             _remove_unless_locked(folder)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-            descriptor = _lock(self.path)
-            if descriptor is not None:
-                self._descriptor = descriptor
-                return
+            with contextlib.suppress(FileNotFoundError):  # another process that has just begun has removed the folder
+                if (descriptor := claim(self.path / _LOCK)) is not None:
+                    self._descriptor = descriptor
+                    return
 
     @classmethod
     def in_temp(cls, prefix: str) -> Self:
@@ -68,26 +69,6 @@ class LockedFolder:
         """Remove the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._descriptor)
-
-
-def _lock(folder: Path) -> int | None:
-    """The descriptor of a new folder's lock; ``None`` where another process that has just begun has removed the folder."""
-    try:
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except OSError:  # a file system without locks: nobody else gets it either, and removes anything
-        return descriptor
-    with contextlib.suppress(FileNotFoundError):
-        if os.stat(folder / _LOCK).st_ino == os.fstat(descriptor).st_ino:
-            return descriptor
-    os.close(descriptor)
-    return None
 
 
 def _remove_unless_locked(folder: Path) -> None:
