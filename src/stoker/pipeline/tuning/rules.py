@@ -37,9 +37,6 @@ computes for this part of its waiting: threads would take more of the processors
 _CHUNKS_TIMES: Final = 4
 """Steps that wait are raised so many times: what they level out is small, and they take memory only."""
 
-_ROOM: Final = 1.2
-"""A value that memory or a bound cuts is tried where it is so many times the one before."""
-
 _OF_READING: Final = (
     (Knob.READ_PROCESSES, True, Why.READING),
     (Knob.READ_THREADS, True, Why.READING),
@@ -130,7 +127,7 @@ class Candidates:
         if knob is Knob.READ_PROCESSES:
             most = min(most, max(bounds.start, self._memory.budget // PROCESS_BYTES))
         after = min(max((_CHUNKS_TIMES if knob is Knob.CHUNKS_AHEAD else 2) * value, bounds.step), most)
-        return after if after >= value * _ROOM and after > value else None
+        return after if after > value else None
 
 
 def _likely(window: Window) -> Iterator[tuple[Knob, bool, Why]]:
@@ -171,10 +168,8 @@ lookahead, which has to be filled first, where it costs more."""
 _SOON: Final = 2.0
 """Where a trial may begin in so many seconds, the time is measured until then; else the tuner rests."""
 
-_BASE_TICKS: Final = 4
-_MOST_BASE: Final = 8
-_EXACT: Final = 0.03
-"""Ticks of a base: at least and at most, and the part of the time that its standard error may be before that."""
+_BASE_TICKS: Final = 8
+"""Ticks of what a trial is compared with."""
 
 _LEAST_TICKS: Final = 4
 _MOST_TICKS: Final = 32
@@ -305,7 +300,7 @@ class Controller:
         window.add(tick)
         if self._trial is not None:
             return self._judge(self._trial, window)
-        if window.ticks >= _MOST_BASE or (window.ticks >= _BASE_TICKS and window.error <= _EXACT * window.time):
+        if window.ticks >= _BASE_TICKS:
             self._search(window)
         return []
 
