@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from patience import PATIENCE
-from stoker.cache.disk.fetches import Fetches
+from stoker.cache.disk.disk_cache import DiskCache
 from stoker.concurrency.spans import recorder, sample_clock
 from stoker.concurrency.spans.thread_times import ReadTimes
 from stoker.formats.base import ShardReader
@@ -121,4 +121,4 @@ class SimulatedStore:
         monkeypatch.setattr(LocalStore, "download", slow)
         # Small objects come in groups, of which the first waits for the last.
         monkeypatch.setattr(SmallStream, "is_object", lambda *_: False)
-        monkeypatch.setattr(Fetches, "is_small", lambda *_: False)
+        monkeypatch.setattr(DiskCache, "is_small", lambda *_: False)

@@ -33,7 +33,7 @@ from stoker import (
     Trace,
     World,
 )
-from stoker.cache.disk.fetches import Fetches
+from stoker.cache.disk.disk_cache import DiskCache
 from stoker.concurrency.spans import recorder as spans
 from stoker.concurrency.spans import sample_clock
 from stoker.concurrency.spans.recorder import WHOLE, Recorder, Stage, WaitClock
@@ -102,16 +102,16 @@ def stages(events: list[dict[str, Any]]) -> set[str]:
 
 
 def test_a_trace_of_threads_is_what_perfetto_reads(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch, turns, together = Fetches.fetch, itertools.count(), threading.Barrier(2, timeout=PATIENCE)
+    fetch, turns, together = DiskCache.fetch, itertools.count(), threading.Barrier(2, timeout=PATIENCE)
     fetched_by = set()
 
-    def first_two_together(cache: Fetches, info: ShardInfo, **settings: Any) -> bool:
+    def first_two_together(cache: DiskCache, info: ShardInfo, **settings: Any) -> bool:
         if next(turns) < 2:
             fetched_by.add(threading.get_native_id())
             together.wait()
         return fetch(cache, info, **settings)
 
-    monkeypatch.setattr(Fetches, "fetch", first_two_together)
+    monkeypatch.setattr(DiskCache, "fetch", first_two_together)
     dataset = dataset_of(data, transform=lambda sample: {**sample, "y": 1})
     with Trace(tmp_path / "trace.json") as trace:
         dataset_of(data)

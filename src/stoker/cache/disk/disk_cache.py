@@ -17,26 +17,100 @@ Readers of present shards take no lock that anyone waits for.
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import os
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stoker.cache.disk.directory_files import not_opened
-from stoker.cache.disk.fetches import Fetches
-from stoker.cache.disk.in_use import hold
-from stoker.cache.range_fetch import check_file
+import numpy as np
+
+from stoker.cache.base import CacheSettings, IfFull, ShardCache
+from stoker.cache.directory import CacheDirectory
+from stoker.cache.disk.directory_files import DirectoryFiles, not_opened
+from stoker.cache.disk.in_use import held, hold
+from stoker.cache.disk.quota import CacheQuota
+from stoker.cache.range_fetch import check_file, fetch_part
+from stoker.cache.small_files import SmallFileReader
 from stoker.concurrency.request_observer import fetched_by_thread, observer
-from stoker.errors import CorruptDataError, StokerError
+from stoker.concurrency.shared.counters import Count
+from stoker.digests import fastest_hash
+from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StokerError
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
+from stoker.index.version import VersionWatch
+from stoker.lazy import cached_property
+from stoker.storage import ObjectInfo, Store
+from stoker.storage.files.copying import write_all
 from stoker.storage.files.mapped import MappedFile, map_open_file
-from stoker.storage.files.regular import open_regular
+from stoker.storage.files.own import open_own
+from stoker.storage.files.part_files import PartWatch, claim, new_part, part_name, release, unlink
+from stoker.storage.files.regular import open_regular, read_regular
 from stoker.storage.local import file_info
-from stoker.types import Buffer
+from stoker.storage.types import Arrival
+from stoker.types import Buffer, PooledBuffer
+
+if TYPE_CHECKING:
+    from stoker.cache.disk.small_fetches import SmallFetches
+
+logger = logging.getLogger(__name__)
+
+# Assumed ratio of decompressed to compressed bytes where it is not known: text gives three to five.
+_USUAL_RATIO = 4
 
 
-class DiskCache(Fetches):
-    """Shard files of one dataset under one directory; arguments as of :class:`~stoker.cache.disk.fetches.Fetches`."""
+class DiskCache(ShardCache):
+    """Shard files of one dataset under one directory: mapped, and fetched into it within its limit.
+
+    ``root``, ``store``, ``settings``, ``watch``: see :class:`~stoker.cache.base.ShardCache`. Without a store nothing is ever
+    evicted. ``known``: basename to size of every file of the dataset, for eviction; called only where there is a limit.
+    ``directory``: makes and holds the root; ``None`` where there is no store.
+
+    ``files``: the files below the root. ConfigError if there is a limit, and no store: shards are read where they lie.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        store: Store | None,
+        settings: CacheSettings,
+        known: Callable[[], Mapping[str, int]] | None = None,
+        watch: VersionWatch | None = None,
+        directory: CacheDirectory | None = None,
+    ) -> None:
+        super().__init__(root, store, settings, watch)
+        self.directory = directory
+        self.files = DirectoryFiles(root, directory)
+        self.small_files = SmallFileReader(self.files.folder, watch) if store is None else None
+        self._quota: CacheQuota | None = None
+        self._warned = False
+        # Other processes' downloads that this one waits for: if a process is stopped, all its downloads stall.
+        self._watches: dict[Path, PartWatch] = {}
+        if settings.limit is not None and store is None:
+            raise ConfigError(
+                f"cache_limit= is for shards that are copied to a cache, and those of {root} are read where they lie: leave "
+                "it out, or, for a copy on a faster disk, give remote= this directory and local= another"
+            )
+        if settings.limit is not None and known is not None:
+            self._quota = CacheQuota(root, self.files.private, settings.limit, settings.stall_timeout, known)
+            if directory is not None:
+                self._quota.others = directory.others
+
+    @cached_property
+    def _small(self) -> SmallFetches:
+        # Of a store: a dataset that is read where it lies fetches nothing.
+        from stoker.cache.disk.small_fetches import SmallFetches
+
+        return SmallFetches(self.files, self.settings.stall_timeout)
+
+    @property
+    def for_others(self) -> int:
+        return 0 if self.store is None or self.settings.limit is not None else sys.maxsize
+
+    # -- reading ---------------------------------------------------------------------------------------------------
 
     def open_cut(self, info: ShardInfo) -> list[Buffer] | None:
         """See :class:`~stoker.cache.base.ShardCache`: files that are read where they lie."""
@@ -156,3 +230,220 @@ class DiskCache(Fetches):
                 "with the new one. Rename new files into place: then a start sees that they changed"
             )
         return error
+
+    # -- fetching --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def held(self, info: ShardInfo) -> Iterator[None]:
+        if self._quota is None:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            with self.files.named_errors("write to"):
+                for file in info.raw:
+                    self.files.have_directories(file.basename)
+                stack.enter_context(held(self.root, [file.basename for file in info.raw]))
+            yield
+
+    def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:
+        """See :class:`~stoker.cache.base.ShardCache`; it waits for other processes of this node."""
+        missing = [k for k, file in enumerate(info.raw) if not self.files.has(file)]
+        if not missing:
+            return True
+        return all(self._fetch_file(info, k, wait=wait, if_full=if_full) for k in missing)
+
+    def is_small(self, info: ShardInfo) -> bool:
+        """See :class:`~stoker.cache.base.ShardCache`; not where there is a limit."""
+        return self.settings.limit is None and super().is_small(info)
+
+    def claim_small(self, infos: Sequence[ShardInfo]) -> Sequence[bool]:
+        return self._small.claim_each([info.raw[0] for info in infos])
+
+    def take_small(
+        self, infos: Sequence[ShardInfo], answers: Sequence[Arrival | Exception | None]
+    ) -> list[Buffer | Exception | None]:
+        found: list[Buffer | Exception | None] = []
+        try:
+            for info, answer in zip(infos, answers, strict=True):
+                found.append(None if answer is None else self._take_small(info.raw[0], answer))
+                self._small.claims.release(info.raw[0].basename)
+        finally:
+            for info in infos[len(found) :]:  # none but for an interrupt
+                self._small.claims.release(info.raw[0].basename)
+        return found
+
+    def _take_small(self, file: FileInfo, answer: Arrival | Exception) -> Buffer | Exception:
+        try:
+            data = self._checked(file, answer)
+            try:
+                self._small.put(file.basename, data)
+            except FileNotFoundError:  # someone has removed the cache, or leftovers of others
+                self.keep(file.basename, bytes(data))
+        except OSError as error:
+            return error if isinstance(error, StokerError) else self.files.named(error, "write to")
+        except Exception as error:  # noqa: BLE001 - it belongs to the shard
+            return error
+        return data if isinstance(data, bytes) else np.frombuffer(data, np.uint8).view(PooledBuffer)
+
+    def sweep(self) -> None:
+        self.files.sweep()
+
+    def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
+        """Claim a missing file and fetch it; or wait for the process that does."""
+        if not self.is_small(info):
+            return self._fetch_part_file(info, number, wait=wait, if_full=if_full)
+        file = info.raw[number]
+        delay = 0.001
+        while not (mine := self._small.claim(file)):
+            if self.files.has(file):
+                return True
+            if not wait:
+                return False
+            if self._small.claims.is_stalled(file.basename):  # its holder is alive but stopped: fetch it here, too
+                break
+            time.sleep(delay)
+            delay = min(delay * 1.5, 0.05)
+        try:
+            return self._fetch_part_file(info, number, wait=wait, if_full=if_full)
+        finally:
+            if mine:
+                self._small.claims.release(file.basename)
+
+    def _fetch_part_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
+        """Lock the part file of a missing file and fill it; or wait for the process that does."""
+        file = info.raw[number]
+        part = self.files.private / part_name(file.basename)
+        fill = self._decompress if info.zip else self._download
+        delay = 0.001
+        while True:
+            held = self.files.claimed(file.basename, partial(claim, part))
+            if held is None and self._watches.setdefault(part, PartWatch(part, self.settings.stall_timeout)).stalled():
+                # Its holder is alive but stopped: fetch it here too. Both write the same bytes, and each rename is whole.
+                part = self.files.private / part_name(file.basename, os.urandom(8).hex())
+                continue
+            if held is not None:
+                self._watches.pop(part, None)
+                return self._fill(info, number, part, held, if_full, partial(fill, info, number, part))
+            if self.files.has(file):
+                self._watches.pop(part, None)
+                return True
+            if not wait:
+                return False
+            time.sleep(delay)
+            delay = min(delay * 1.5, 0.05)
+
+    def _fill(
+        self, info: ShardInfo, number: int, part: Path, held: int, if_full: IfFull, fill: Callable[[], None]
+    ) -> bool:
+        """Fill a part file that we hold, and rename it into place; ``False`` where there is no space."""
+        file = info.raw[number]
+        try:
+            if self.files.has(file):
+                unlink(part)
+                return True
+            if not self._reserve(info, number, if_full):
+                unlink(part)
+                return False
+            self._attempted(fill)
+            with self.files.named_errors("write to"):
+                os.rename(part, f"{self.files.folder}/{file.basename}")
+            return True
+        except BaseException:
+            unlink(part)
+            raise
+        finally:
+            release(held)
+
+    def _reserve(self, info: ShardInfo, number: int, if_full: IfFull) -> bool:
+        """Reserve space for a file whose part file we hold; ``False`` where it must not be fetched."""
+        quota = self._quota
+        if quota is None:
+            return True
+        size = info.raw[number].whole
+        if size == UNKNOWN:
+            size = info.zip[number].bytes * _USUAL_RATIO
+        with self.files.named_errors("write to"):
+            if quota.take(size, evict=if_full != "give up"):
+                return True
+        exceed = if_full == "exceed"
+        if exceed and not self._warned:
+            self._warned = True
+            logger.warning("cache_limit=%d is too small for what is read at once from %s", quota.limit, self.root)
+        return exceed
+
+    def _download(self, info: ShardInfo, number: int, part: Path) -> None:
+        file, store = info.raw[number], self.store
+        if store is None:
+            path = self.root / file.basename
+            if path.is_file():
+                raise CorruptDataError(
+                    f"{path} has {path.stat().st_size} bytes, the index says {file.bytes}, and there is no remote to fetch "
+                    "it from: copy it or write the dataset again"
+                )
+            raise _no_remote(path)
+        if file.part is not None:
+            with self.files.named_errors("write to"):
+                fetch_part(store, file.part, part)
+            self._count(Count.BYTES_FETCHED, sum(file.part.ends) - sum(file.part.starts))
+            return
+        with self.files.named_errors("write to"):
+            self._received(file, partial(store.download, file.basename, part, max_bytes=file.bytes))
+
+    def _decompress(self, info: ShardInfo, number: int, part: Path) -> None:
+        file, packed = info.raw[number], info.zip[number]
+        if packed.part is not None and self.store is not None and info.compression is not None:
+            from stoker.cache.decompress import unpack_file
+
+            with self.files.named_errors("write to"), new_part(self.files.private, packed.basename) as (scratch, _):
+                fetched = unpack_file(self.store, packed.part, info.compression, file.whole, part, scratch)
+            self._count(Count.BYTES_FETCHED, fetched)
+            return
+        stored = self.root / packed.basename
+        data = self._read_stored_zip(stored, packed)
+        where: str | Path = stored
+        arrived: ObjectInfo | None = None
+        if data is None:
+            if self.store is None:
+                raise _no_remote(stored)
+            where = self.store.url_of(packed.basename)
+            data, arrived = self.store.read(packed.basename, max_bytes=packed.bytes)
+            self._count(Count.BYTES_FETCHED, len(data))
+        elif self.store is None:
+            with self.files.named_errors("read from"):  # after it was read, so that a replacement is noticed
+                arrived = file_info(packed.basename, os.stat(stored), stored)
+        try:
+            raw = self._decompressed(info, number, data, where, bytearray)
+        except CorruptDataError:
+            if self.store is not None:
+                unlink(stored)
+            raise
+        if arrived is not None:
+            self._check_version(packed if fastest_hash(packed.hashes) else file, arrived)
+        with self.files.named_errors("write to"), open(open_own(part, os.O_TRUNC), "wb", buffering=0) as handle:
+            write_all(handle.fileno(), memoryview(raw))
+        if self.settings.keep_zip and self.store is not None and not stored.exists():
+            self.keep(packed.basename, data, limited=True)
+
+    def _read_stored_zip(self, stored: Path, packed: FileInfo) -> bytes | None:
+        """A compressed file that is in the cache. With a remote, one of a wrong size does not count."""
+        with self.files.named_errors("read from"), contextlib.suppress(FileNotFoundError):
+            if self.store is None or stored.stat().st_size == packed.bytes:
+                return read_regular(stored)
+        return None
+
+    def keep(self, name: str, data: bytes, *, limited: bool = False) -> None:
+        target = self.root / name
+        with self.files.named_errors("write to"):
+            self.files.make_directories(target)
+            with new_part(self.files.private, name) as (part, held):
+                if not limited or self._quota is None or self._quota.take(len(data)):
+                    write_all(held, data)
+                    os.rename(part, target)
+
+
+def _no_remote(path: Path) -> ObjectNotFoundError:
+    return ObjectNotFoundError(
+        f"{path} is missing, and there is no remote to fetch it from: pass the dataset's source as remote=, or copy "
+        "the file again; `stoker verify` lists all missing files",
+        url=str(path),
+    )
