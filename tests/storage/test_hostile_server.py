@@ -15,7 +15,8 @@ from scripted_server import Script, ScriptedServer, serve, status, trickle
 
 from stoker.errors import ConfigError, StorageError, StorageTimeoutError
 from stoker.index.index import load_index
-from stoker.storage import RetryPolicy, Store, fork, open_store
+from stoker.storage import RetryPolicy, Store, open_store
+from stoker.storage import store as stores
 from stoker.storage.fork_proxy import proxy
 
 pytestmark = pytest.mark.processes
@@ -196,7 +197,7 @@ def test_a_helper_that_is_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -
         store = s3(server, stall=1.0)
 
         def work() -> None:
-            monkeypatch.setattr(fork, "_runtime_lost", True)
+            monkeypatch.setattr(stores, "_lost", True)
             assert store.get("a", max_bytes=100) == b"data"
             for call in (
                 lambda: store.get("a", max_bytes=100),
@@ -218,7 +219,7 @@ def test_helpers_that_are_all_stopped_are_an_error(monkeypatch: pytest.MonkeyPat
     store = open_store("s3://b", {"endpoint": "http://127.0.0.1:9"}, stall_timeout=1.0)
 
     def work() -> None:
-        monkeypatch.setattr(fork, "_runtime_lost", True)
+        monkeypatch.setattr(stores, "_lost", True)
         monkeypatch.setattr(proxy, "_BOOT", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
         with pytest.raises(StorageError, match=r"s3://b: .*stopped for 3 s.*SIGSTOP"):
             store.get("a", max_bytes=100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,6 @@ from stoker.concurrency.forks import ProcessLocal
 from stoker.display import with_article
 from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
 from stoker.lazy import cached_property
-from stoker.storage import fork
 from stoker.storage.retry import STALL_TIMEOUT, Retries, RetryPolicy
 from stoker.storage.transfer.settings import Transfer, side_by_side, split_transfer
 from stoker.storage.types import (
@@ -39,6 +39,27 @@ _FEW: Final = 64
 _AT_ONCE: Final = 16
 
 
+_lost = False
+_abandoned: list[Backend] = []
+
+
+def runtime_lost() -> bool:
+    """Whether obstore was loaded in the parent, before this process was forked from it.
+
+    It runs its requests on a thread pool of its own, which ``fork()`` does not copy: a request would wait for ever on threads
+    that are not there. Whether someone else's code has used it can not be seen, and the helper is always right.
+    """
+    return _lost
+
+
+def _after_fork_in_child() -> None:
+    global _lost
+    _lost = _lost or "obstore" in sys.modules
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 class _Client(ProcessLocal):
     """The backend of a store in one process. Two threads that make it at once do no harm."""
 
@@ -46,7 +67,7 @@ class _Client(ProcessLocal):
 
     def __init__(self) -> None:
         if self.backend is not None:
-            fork.abandon(self.backend)
+            _abandoned.append(self.backend)  # its destructor would talk to threads that are not there
         self.backend = None
 
 
@@ -283,7 +304,7 @@ class Store:
         if self._location.kind == "memory" and self._home != os.getpid():
             message = f"{self.url}: memory:// lives in one process ({self._home}). Use a path or an object store."
             raise StorageError(message, url=self.url)
-        if fork.runtime_lost():
+        if runtime_lost():
             if self._location.kind == "memory":
                 message = (
                     f"{self.url}: memory:// can not be used in a fork of a process that has obstore loaded. "

@@ -18,7 +18,8 @@ from forked import gone, helper_pid, in_fork
 from patience import PATIENCE
 from s3server import Bucket
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
-from stoker.storage import RetryPolicy, Store, fork, open_store
+from stoker.storage import RetryPolicy, Store, open_store
+from stoker.storage import store as stores
 from stoker.storage.fork_proxy import proxy
 
 pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
@@ -35,7 +36,7 @@ def store(bucket: Bucket) -> Store:
 @pytest.mark.s3
 def test_a_forked_process_can_do_all_that_its_parent_can(store: Store, tmp_path: Path, no_debris: None) -> None:
     def work() -> None:
-        assert fork.runtime_lost()
+        assert stores.runtime_lost()
         assert store.get("before", max_bytes=1 << 30) == b"before"
         store.put("a", [b"x" * 1000, b"y"])
         assert store.get_range("a", 999, 1001) == b"xy"
@@ -55,7 +56,7 @@ def test_a_forked_process_can_do_all_that_its_parent_can(store: Store, tmp_path:
 
     in_fork(work)
     assert store.get("a", max_bytes=1 << 30) == b"x" * 1000 + b"y"
-    assert not fork.runtime_lost()
+    assert not stores.runtime_lost()
 
 
 @pytest.mark.s3
@@ -198,7 +199,7 @@ def test_a_helper_that_can_not_live_is_an_error(monkeypatch: pytest.MonkeyPatch,
     )
 
     def work() -> None:
-        monkeypatch.setattr(fork, "_runtime_lost", True)
+        monkeypatch.setattr(stores, "_lost", True)
         monkeypatch.setattr(proxy, "_BOOT", "import sys; sys.exit(3)")
         with pytest.raises(StorageError, match="died twice"):
             store.get("a", max_bytes=1 << 30)
@@ -250,7 +251,7 @@ def test_options_that_can_not_be_pickled_are_named() -> None:
     store = open_store("s3://b", {"credential_provider": provider, "endpoint": "http://127.0.0.1:9"})
 
     def work() -> None:
-        fork._runtime_lost = True
+        stores._lost = True
         with pytest.raises(ConfigError, match="pickled"):
             store.get("a", max_bytes=1 << 30)
 
@@ -274,13 +275,13 @@ def test_local_files_need_no_helper(tmp_path: Path) -> None:
 _UNTOUCHED = """
 import os, sys, json
 from stoker.storage import open_store
-from stoker.storage import fork
+from stoker.storage.store import runtime_lost
 from stoker.storage.fork_proxy import proxy
 store = open_store(sys.argv[1], json.loads(os.environ["OPTIONS"]))
 pid = os.fork()
 if pid == 0:
     store.put("direct", b"x")
-    os._exit(0 if not fork.runtime_lost() and "obstore" in sys.modules else 1)
+    os._exit(0 if not runtime_lost() and "obstore" in sys.modules else 1)
 assert os.waitpid(pid, 0)[1] == 0
 assert "obstore" not in sys.modules
 """

@@ -2,7 +2,7 @@
 
 Other packages that do not survive a fork are used there, too: see :class:`RemoteObject`.
 
-A process that was forked from one with obstore loaded can not use obstore (see :mod:`stoker.storage.fork`).
+A process that was forked from one with obstore loaded can not use obstore (see :func:`stoker.storage.store.runtime_lost`).
 It starts a fresh interpreter, once, and sends it requests through a pipe, as numbered messages of known
 length; many may be under way. Downloads are written by the helper, so their data do not cross the pipe. The
 helper ends when the pipe closes, that is with its parent, however that ends.
