@@ -18,7 +18,6 @@ USED: Final = {
     "stoker.concurrency.processes",
     "stoker.concurrency.ray_tasks",
     "stoker.concurrency.shared.counters",
-    "stoker.concurrency.shared.rows",
     "stoker.concurrency.request_observer",
     "stoker.digests",
     "stoker.display",

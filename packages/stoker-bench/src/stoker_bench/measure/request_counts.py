@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.concurrency.request_observer import ServedBy, fetched_by_thread
-from stoker.concurrency.shared.counters import LogBuckets
-from stoker.concurrency.shared.rows import SharedRows
+from stoker.concurrency.shared.counters import LogBuckets, SharedRows
 
 LATENCIES: Final = LogBuckets(8, 5, 1024)
 """Of nanoseconds: from 256 ns to 18 minutes, each known to 3.1 %."""
