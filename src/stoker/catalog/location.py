@@ -17,7 +17,7 @@ import numpy as np
 
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory, CacheOrigin, latest_version, make_private, refuse_dataset
-from stoker.cache.open_cache import make_cache
+from stoker.cache.disk.disk_cache import make_cache
 from stoker.digests import sha256
 from stoker.display import redact_url
 from stoker.errors import CacheError, ConfigError, StokerError, StorageTimeoutError

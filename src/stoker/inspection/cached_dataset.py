@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory, is_cache_directory
-from stoker.cache.open_cache import make_cache
+from stoker.cache.disk.disk_cache import make_cache
 from stoker.catalog.detect import detect
 from stoker.catalog.location import origin_of
 from stoker.catalog.unindexed.open_files import open_unindexed

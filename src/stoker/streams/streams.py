@@ -13,8 +13,8 @@ import numpy as np
 
 from stoker.arguments import checked
 from stoker.cache.base import CacheSettings
+from stoker.cache.disk.disk_cache import check_memory
 from stoker.cache.disk.quota import divide_limit
-from stoker.cache.open_cache import check_memory
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed.files_location import Files
 from stoker.concurrency.threads import map_in_order

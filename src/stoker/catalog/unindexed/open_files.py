@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 from stoker.arguments import check_argument
 from stoker.cache.base import CacheSettings, ShardCache
-from stoker.cache.open_cache import make_cache
+from stoker.cache.disk.disk_cache import make_cache
 from stoker.catalog.location import (
     DatasetLocation,
     SourceLocation,

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.cache.base import CacheSettings
-from stoker.cache.open_cache import check_memory
+from stoker.cache.disk.disk_cache import check_memory
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed.files_location import Files, source_of
 from stoker.catalog.unindexed.find_files import find_files
