@@ -321,13 +321,7 @@ def _text_column(schema: Any, wanted: str | None, path: str) -> str:
         if wanted not in texts:
             raise FormatError(f"{path}: column {wanted!r} holds {schema.field(wanted).type}, not text")
         return wanted
-    for name in _NAMES:
-        if name in texts:
-            return name
-    if len(texts) != 1:
-        have = ", ".join(texts) or "no text columns"
-        raise FormatError(f"{path}: which of {have} is the text? Name it with column=")
-    return str(texts[0])
+    return _chosen(texts, path)
 
 
 def _text_key(line: bytes, path: str) -> str:
@@ -337,12 +331,14 @@ def _text_key(line: bytes, path: str) -> str:
         return _NAMES[0]  # told of where the line is parsed
     if not isinstance(row, dict):
         return _NAMES[0]
-    for name in _NAMES:
-        if name in row and isinstance(row[name], str | None):
-            return name
-    texts = [name for name, value in row.items() if isinstance(value, str)]
-    if len(texts) != 1:
-        raise FormatError(
-            f"{path}: which of {', '.join(texts) or 'no texts'} in the first line is the text? Name it with column="
-        )
-    return str(texts[0])
+    texts = [name for name, value in row.items() if isinstance(value, str) or (value is None and name in _NAMES)]
+    return _chosen(texts, path, " in the first line")
+
+
+def _chosen(texts: Sequence[str], path: str, where: str = "") -> str:
+    """Of columns or keys of text, the one called ``text`` or ``content``, or the only one."""
+    found = next((name for name in _NAMES if name in texts), None)
+    if found is None and len(texts) != 1:
+        have = ", ".join(texts) or "no texts"
+        raise FormatError(f"{path}: which of {have}{where} is the text? Name it with column=")
+    return found or texts[0]

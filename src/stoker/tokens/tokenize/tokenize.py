@@ -11,8 +11,9 @@ from array import array
 from collections.abc import Generator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -25,10 +26,10 @@ from stoker.policy import processor_count
 from stoker.storage import is_local, open_store
 from stoker.storage.files.regular import read_regular
 from stoker.storage.job_record import JobRecord, check_unchanged, stable_versions
-from stoker.tokens.sources.ragged import Ragged, offsets_of
+from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.tokenize.sinks import TokenColumn, TokenFileWriter, TokenShardWriter, TokenSink, finished_before
 from stoker.tokens.tokenize.texts import TextBlock, Texts, find_texts
-from stoker.types import Array, Engine, Ids, StorageOptions
+from stoker.types import Engine, StorageOptions
 from stoker.units import parse_count
 from stoker.writing.base import WriterOptions
 from stoker.writing.progress import ProgressBar
@@ -59,48 +60,38 @@ class EncodingJob:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    values: Array
-    lengths: Ids
+Tokens: TypeAlias = tuple[Ragged, int]
+"""The documents of a block that have tokens, and the number of those without."""
 
 
-class _Encoder:
-    """Tokenizes blocks."""
-
-    def __init__(self, job: EncodingJob) -> None:
-        self._job = job
-        self._tokenizer = _load(job.tokenizer)
-        self._tokenizer.encode_special_tokens = not job.parsed  # so what looks like one in a text is text
-
-    def __call__(self, block: TextBlock) -> Tokens:
-        job = self._job
-        texts = [text or "" for text in block.documents()]
-        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=job.special)
-        added = job.special or job.eos_id is not None
-        # Ids come as lists, which an array takes several times as fast as NumPy does.
-        values: array[int] = array("I")
-        lengths: list[int] = []
-        for text, one in zip(texts, found, strict=True):
-            before = len(values)
-            if text or not added:  # what has no token of its own stays empty, to be left out
-                values.fromlist(one.ids)
-                if job.eos_id is not None:
-                    values.append(job.eos_id)
-            lengths.append(len(values) - before)
-        return Tokens(np.array(values, dtype=job.dtype), np.array(lengths, dtype=np.int64))
+@lru_cache(maxsize=1)
+def _kept(job: EncodingJob) -> Any:
+    """The tokenizer, in a process of its own, where it works on one thread."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return _load(job.tokenizer)
 
 
-_encoder: tuple[EncodingJob, _Encoder] | None = None
+def _encode_there(job: EncodingJob, block: TextBlock) -> Tokens:
+    return _encode(_kept(job), job, block)
 
 
-def _encode(job: EncodingJob, block: TextBlock) -> Tokens:
-    """In a process of its own: load the tokenizer, which then works on one thread, and keep it."""
-    global _encoder
-    if _encoder is None or _encoder[0] != job:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        _encoder = job, _Encoder(job)
-    return _encoder[1](block)
+def _encode(tokenizer: Any, job: EncodingJob, block: TextBlock) -> Tokens:
+    """Tokenize a block."""
+    tokenizer.encode_special_tokens = not job.parsed  # so what looks like one in a text is text
+    texts = [text or "" for text in block.documents()]
+    found = tokenizer.encode_batch_fast(texts, add_special_tokens=job.special)
+    added = job.special or job.eos_id is not None
+    # Ids come as lists, which an array takes several times as fast as NumPy does.
+    values: array[int] = array("I")
+    ends = [0]
+    for text, one in zip(texts, found, strict=True):
+        if text or not added:  # what has no token of its own stays empty, to be left out
+            values.fromlist(one.ids)
+            if job.eos_id is not None:
+                values.append(job.eos_id)
+        ends.append(len(values))
+    offsets = np.unique(np.array(ends, dtype=np.int64))
+    return Ragged(np.array(values, dtype=job.dtype), offsets), len(ends) - offsets.size
 
 
 def tokenized(
@@ -111,13 +102,13 @@ def tokenized(
     for block in islice(blocks, skip):
         yield block, None
     if engine == "ray":
-        running = on_ray(_encode, job, blocks, processes, in_order=True)
+        running = on_ray(_encode_there, job, blocks, processes, in_order=True)
     elif processes == 1:
-        encoder = _Encoder(job)
-        running = ((block, encoder(block)) for block in blocks)
+        tokenizer = _load(job.tokenizer)
+        running = ((block, _encode(tokenizer, job, block)) for block in blocks)
     else:
         workers: TaskProcesses[EncodingJob, TextBlock, Tokens] = TaskProcesses(
-            _encode,
+            _encode_there,
             processes or processor_count(),
             does="tokenizes",
             call="tokenize()",
@@ -312,10 +303,14 @@ def tokenize(
         },
     )
     store = open_store(dst, storage_options if is_local(dst) is None else None)
+
+    def report(documents: int, empty: int, tokens: int, files: int, resumed: int) -> TokenizeReport:
+        seconds = time.monotonic() - began
+        return TokenizeReport(documents, empty, tokens, files, dtype.name, vocab_size, job.eos_id, seconds, resumed)
+
     before = finished_before(store, record, resume=resume, exist_ok=exist_ok)
     if before is not None:
-        seconds = time.monotonic() - began
-        return TokenizeReport(0, 0, 0, before[0], dtype.name, vocab_size, job.eos_id, seconds, before[1])
+        return report(0, 0, 0, *before)
     written = TokenColumn(output_column, dtype, compression, row_group_tokens, file_tokens, about)
     options: WriterOptions = {"resume": resume, "exist_ok": exist_ok}
     if is_local(dst) is None:
@@ -331,28 +326,17 @@ def tokenize(
             for block, done in found:
                 counts = (0, 0)
                 if done is not None:
-                    lengths = done.lengths
-                    full = lengths[lengths > 0]
-                    sink.writer.write_block(Ragged(done.values, offsets_of(full)))
-                    empty += lengths.size - full.size
-                    counts = (full.size, done.values.size)
+                    full, left_out = done
+                    sink.writer.write_block(full)
+                    empty += left_out
+                    counts = (len(full), full.values.size)
                     documents, tokens = documents + counts[0], tokens + counts[1]
                 if show is not None:
                     show.advance(block.size, **dict(zip(_COUNTS, counts, strict=True)))
         check_unchanged(
             texts.versions, texts.versions_now(), os.fspath(src), "start again without resume=True (--resume)"
         )
-    return TokenizeReport(
-        documents,
-        empty,
-        tokens,
-        sink.writer.files,
-        dtype.name,
-        vocab_size,
-        job.eos_id,
-        time.monotonic() - began,
-        sink.resumed,
-    )
+    return report(documents, empty, tokens, sink.writer.files, sink.resumed)
 
 
 def _record(texts: Texts, settings: dict[str, Any]) -> JobRecord:
