@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from stoker.arguments import must_know
-from stoker.conversion.open_source import OpenedSource, head, sample_types, spread, tried_samples
+from stoker.conversion.open_source import OpenedSource, head, sample_types, spread
 from stoker.conversion.schema import ColumnType, of_values
 from stoker.conversion.sinks import ShardSettings, encoding_for
 from stoker.conversion.source import ConversionSource
-from stoker.conversion.task import items
-from stoker.conversion.values import ColumnPlan, SampleHandling, Transform, adapted, apply
-from stoker.errors import ConfigError, EncodingError, SampleError
+from stoker.conversion.task import SourceChunk
+from stoker.conversion.values import ColumnPlan, SampleHandling
+from stoker.errors import ConfigError
 from stoker.formats.mds.encodings import get_encoding
-from stoker.formats.mds.encodings.base import UnfitValueError
 from stoker.formats.one_file import CLASS, LABEL
-from stoker.formats.unstacked import rows_of
-from stoker.reading.bad_samples import is_of_sample
-from stoker.types import Batch, Ids, Sample
+from stoker.types import Sample
 from stoker.writing.base import check_encoding
 
 Columns = tuple[tuple[ColumnPlan, ...], tuple[ColumnPlan, ...], tuple[str, ...]]
@@ -74,9 +68,8 @@ def plan_columns(
         ColumnPlan(name, name, types[name].encoding, readings[name], folder=opened.folder) for name in chosen
     )
     decoded = tuple(name for name in chosen if name in images) if decode else ()
-    trial = _Trial(opened.source, inputs, handling, transform, decoded)
-    outputs = _of_transform(trial, settings, columns)
-    return inputs, outputs, decoded
+    made = _tried(opened.source, inputs, decoded, handling)
+    return inputs, _of_transform(made, inputs, decoded, handling, settings, columns), decoded
 
 
 def _renamed(
@@ -126,9 +119,15 @@ def _image_columns(opened: OpenedSource, kind: str, chosen: Sequence[str], selec
     return names
 
 
-def _of_transform(trial: _Trial, settings: ShardSettings, columns: Mapping[str, str]) -> tuple[ColumnPlan, ...]:
-    """The columns of what the transform returns for the first samples."""
-    made = trial.made()
+def _of_transform(
+    made: Sequence[Sample],
+    inputs: Sequence[ColumnPlan],
+    decoded: Sequence[str],
+    handling: SampleHandling,
+    settings: ShardSettings,
+    columns: Mapping[str, str],
+) -> tuple[ColumnPlan, ...]:
+    """The columns of what the transform returns, by what it ``made`` of some samples."""
     if not made:
         if not columns:
             raise ConfigError(
@@ -136,8 +135,8 @@ def _of_transform(trial: _Trial, settings: ShardSettings, columns: Mapping[str, 
             )
         return tuple(ColumnPlan(name, name, encoding, chosen=True) for name, encoding in sorted(columns.items()))
     names = list(made[0])
-    before = {plan.name: plan.encoding for plan in trial.inputs}
-    for name in (*columns, *trial.settings.fill):
+    before = {plan.name: plan.encoding for plan in inputs}
+    for name in (*columns, *handling.fill):
         if name not in names and name not in before:
             raise ConfigError(f"there is no column {name!r}: the transform returns {', '.join(map(repr, names))}")
     plans = []
@@ -147,7 +146,7 @@ def _of_transform(trial: _Trial, settings: ShardSettings, columns: Mapping[str, 
             continue
         values = [sample[name] for sample in made if sample.get(name) is not None]
         same = before.get(name)
-        if same is not None and name not in trial.decoded and _fits(same, values):
+        if same is not None and name not in decoded and _fits(same, values):
             said = ColumnType(same)
         else:
             said = of_values(values, name)
@@ -156,61 +155,23 @@ def _of_transform(trial: _Trial, settings: ShardSettings, columns: Mapping[str, 
     return tuple(plans)
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """A transform, as it is tried on the first samples."""
-
-    source: ConversionSource
-    inputs: Sequence[ColumnPlan]
-    settings: SampleHandling
-    transform: Transform
-    decoded: Sequence[str]
-
-    def made(self) -> list[Sample]:
-        """Some of the samples that it returns."""
-        failed: Exception | None = None
-        skip_bad = self.settings.bad_samples is not None
-        for choice in (head, spread):
-            choices = (head, spread) if skip_bad else (choice,)
-            names = [plan.source for plan in self.inputs]
-            raw, shards, rows = tried_samples(self.source, names, choices, skip_bad=skip_bad)
-            made: list[Sample] = []
-            for row in range(len(rows)) if skip_bad else (slice(None),):
-                at = np.arange(len(rows))[row].reshape(-1)
-                some = {name: rows_of(values, at) for name, values in raw.items()}
-                try:
-                    self._add(made, some, shards[at], rows[at])
-                except (SampleError, EncodingError) as error:
-                    if not skip_bad or not (isinstance(error, EncodingError) or is_of_sample(error)):
-                        raise
-                    failed = failed or error
-                if len(made) >= _ENOUGH:
-                    break
-            if made:
-                return made
-        if failed is not None:
-            raise failed
-        return []
-
-    def _add(self, made: list[Sample], raw: Batch, shards: Ids, rows: Ids) -> None:
-        """Add what the transform makes of samples, until there are enough."""
-
-        def where(row: int) -> str:
-            return self.source.where(int(shards[row]), int(rows[row]))
-
-        def failed(row: int, error: Exception) -> None:  # noqa: ARG001 - as a task has it
-            raise error
-
-        try:
-            batch = {plan.name: adapted(raw[plan.source], plan) for plan in self.inputs}
-        except UnfitValueError as error:
-            raise EncodingError(f"{where(error.row or 0)}: column {error.column!r}: {error}") from error
-        batch, _ = self.settings.prepared(batch, None)
-        values = items(batch, self.decoded, where, failed)
-        for number, row in enumerate(zip(*values.values(), strict=True)):
-            made += apply(self.transform, dict(zip(values, row, strict=True)), partial(where, number))
-            if len(made) >= _ENOUGH:
-                return
+def _tried(
+    source: ConversionSource, inputs: Sequence[ColumnPlan], decoded: Sequence[str], handling: SampleHandling
+) -> list[Sample]:
+    """Some of the samples that the transform returns for the first ones, or for some from all over the source."""
+    failed: Exception | None = None
+    for choice in (head, spread):
+        chunk = SourceChunk(source, inputs, decoded, handling, *choice(source.sizes))
+        batch, origin = chunk.taken(None)
+        bad = chunk.bad or {}
+        unread = len(bad) if len(origin) else 0
+        made, _ = chunk.mapped(batch, origin, most=_ENOUGH)
+        if made:
+            return made
+        failed = failed or next(islice(bad.values(), unread, None), None)
+    if failed is not None:
+        raise failed
+    return []
 
 
 def _fits(encoding: str, values: Sequence[Any]) -> bool:

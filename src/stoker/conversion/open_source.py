@@ -163,12 +163,12 @@ def open_source(
     return OpenedSource(source, kind, types, source.versions(), os.fspath(folder) if folder else "", cache)
 
 
-def sample_types(opened: OpenedSource, columns: Sequence[str], *, skip_bad: bool = False) -> dict[str, ColumnType]:
+def sample_types(opened: OpenedSource, columns: Sequence[str], *, skip_bad: bool) -> dict[str, ColumnType]:
     """The types of some columns, by their values where nothing declares them."""
     types = {name: opened.types[name] for name in columns if name in opened.types}
     unsure = [name for name in columns if name not in types or (not types[name].encoding)]
     if unsure:
-        batch, _, _ = tried_samples(opened.source, unsure, (head, spread) if skip_bad else (head,), skip_bad=skip_bad)
+        batch = _first_samples(opened.source, unsure, skip_bad=skip_bad)
         for name in unsure:
             said = types.get(name)
             values = batch[name]
@@ -183,25 +183,18 @@ def sample_types(opened: OpenedSource, columns: Sequence[str], *, skip_bad: bool
     return types
 
 
-def tried_samples(
-    source: ConversionSource,
-    columns: Sequence[str],
-    choices: Sequence[Callable[[Ids], tuple[Ids, Ids]]],
-    *,
-    skip_bad: bool,
-) -> tuple[Batch, Ids, Ids]:
-    """Samples that columns' types are told by: their columns, shards and rows.
+def _first_samples(source: ConversionSource, columns: Sequence[str], *, skip_bad: bool) -> Batch:
+    """Columns of samples that types are told by.
 
-    A choice gives shards and rows to read, of the sizes of shards; the next one is for where all samples of this one are
-    bad. Where all are bad, the first one's error is raised.
+    Where bad samples are left out, and all of the first are, those of others. Where these are bad, too, an error is raised.
     """
-    for choice in choices:
+    for choice in (head, spread):
         shards, rows = choice(source.sizes)
         if not skip_bad:
-            return source.read(shards, rows, columns), shards, rows
+            return source.read(shards, rows, columns)
         batch, kept, bad = source.read_good(shards, rows, columns)
         if len(kept):
-            return batch, shards[kept], rows[kept]
+            return batch
     raise bad[0]
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from stoker.concurrency.shared.counters import Counts
 from stoker.conversion.job import ConversionJob, dataset_store, put_note
 from stoker.conversion.sinks import SampleSink
-from stoker.conversion.values import ColumnPlan, Transform, adapted, apply
+from stoker.conversion.source import ConversionSource
+from stoker.conversion.values import ColumnPlan, SampleHandling, adapted, apply
 from stoker.errors import (
     DecodeError,
     EncodingError,
@@ -62,7 +63,7 @@ def run_task(job: ConversionJob, number: int, advance: Callable[[int], None] = l
         for start in range(0, stop - first, step):
             here = slice(start, min(start + step, stop - first))
             job.source.expect(shards[start:], here.stop - start)
-            chunk = _Chunk(job, shards[here], rows[here])
+            chunk = _TaskChunk(job, shards[here], rows[here])
             chunk.convert(split[here], sinks)
             for row, error in sorted((chunk.bad or {}).items()):
                 bad.append({"number": start + row, **as_dict(error)})
@@ -80,51 +81,87 @@ def run_task(job: ConversionJob, number: int, advance: Callable[[int], None] = l
     return note
 
 
-class _Chunk:
-    """Some samples of a task, read, mapped and written together. A row is a sample's index among them.
+class SourceChunk:
+    """Some samples of a source, read and mapped together. A row is a sample's index among them.
 
     ``bad``: errors of the samples that are left out, by row; ``None`` where such errors are raised.
     """
 
-    def __init__(self, job: ConversionJob, shards: Ids, rows: Ids) -> None:
-        self._job, self._shards, self._rows = job, shards, rows
-        self.bad: dict[int, SampleError] | None = None if job.handling.bad_samples is None else {}
-
-    def convert(self, split: Ids, sinks: list[SampleSink]) -> None:
-        """Write the samples, each to the sink of its split."""
-        job, settings = self._job, self._job.handling
-        batch, origin = self._read([plan.source for plan in job.inputs])
-        allowed = {plan.name for plan in job.outputs if plan.arrow is not None or plan.encoding in ("json", "pkl")}
-
-        def taken_in(raw: Batch) -> tuple[Batch, Ids | None]:
-            values: Batch = {plan.name: _adapted(raw[plan.source], plan) for plan in job.inputs}
-            return settings.prepared(values, allowed if settings.transform is None else None)
-
-        def given_out(made: Batch) -> tuple[Batch, Ids | None]:
-            values: Batch = {plan.name: _adapted(made[plan.name], plan) for plan in job.outputs}
-            return settings.prepared(values, allowed)
-
-        batch, origin = self._fitting(batch, origin, taken_in)
-        if settings.transform is not None and len(origin):
-            batch, origin = self._mapped(settings.transform, batch, origin)
-            batch, origin = self._fitting(batch, origin, given_out)
-        split = split[origin]
-        for number, sink in enumerate(sinks):
-            chosen = np.flatnonzero(split == number)
-            if len(chosen):
-                self._write(sink, batch, origin, chosen)
+    def __init__(
+        self,
+        source: ConversionSource,
+        inputs: Sequence[ColumnPlan],
+        decoded: Sequence[str],
+        handling: SampleHandling,
+        shards: Ids,
+        rows: Ids,
+    ) -> None:
+        self._source, self._inputs, self._decoded, self._handling = source, inputs, decoded, handling
+        self._shards, self._rows = shards, rows
+        self.bad: dict[int, SampleError] | None = None if handling.bad_samples is None else {}
 
     def where(self, row: int) -> str:
         """Names a sample in errors."""
-        return self._job.source.where(int(self._shards[row]), int(self._rows[row]))
+        return self._source.where(int(self._shards[row]), int(self._rows[row]))
 
-    def _read(self, columns: Sequence[str]) -> tuple[Batch, Ids]:
-        source = self._job.source
+    def taken(self, allowed: Collection[str] | None) -> tuple[Batch, Ids]:
+        """The samples' columns, see :meth:`SampleHandling.prepared`, without the bad ones; and the row of each."""
+        names = [plan.source for plan in self._inputs]
         if self.bad is None:
-            return source.read(self._shards, self._rows, columns), np.arange(len(self._rows))
-        batch, kept, bad = source.read_good(self._shards, self._rows, columns)
-        self.bad.update(bad)
-        return batch, kept
+            batch, origin = self._source.read(self._shards, self._rows, names), np.arange(len(self._rows))
+        else:
+            batch, origin, bad = self._source.read_good(self._shards, self._rows, names)
+            self.bad.update(bad)
+
+        def make(raw: Batch) -> tuple[Batch, Ids | None]:
+            values: Batch = {plan.name: _adapted(raw[plan.source], plan) for plan in self._inputs}
+            return self._handling.prepared(values, allowed)
+
+        return self._fitting(batch, origin, make)
+
+    def mapped(
+        self, batch: Batch, origin: Ids, needed: Sequence[str] = (), most: int | None = None
+    ) -> tuple[list[Sample], list[int]]:
+        """The samples that the transform returns, which have the ``needed`` columns, and the row that each was made of.
+
+        ``most``: no more samples are mapped when there are so many.
+        """
+        transform = self._handling.transform
+        assert transform is not None
+        made: list[Sample] = []
+        rows: list[int] = []
+        columns = {
+            name: self._images(values, name, origin) if name in self._decoded else _plain(values)
+            for name, values in batch.items()
+        }
+        for row, values in zip(origin.tolist(), zip(*columns.values(), strict=True), strict=True):
+            if self.bad is not None and row in self.bad:
+                continue
+            try:
+                several = apply(transform, dict(zip(columns, values, strict=True)), partial(self.where, row))
+                self._check_columns(several, needed, row)
+            except (SampleError, EncodingError) as error:
+                self._failed(row, error)
+                continue
+            made += several
+            rows += [row] * len(several)
+            if most is not None and len(made) >= most:
+                break
+        return made, rows
+
+    def _images(self, files: Column, name: str, origin: Ids) -> list[Any]:
+        """The images of files; ``None`` for a file that holds none, whose sample is bad."""
+        decode = get_encoding("png").decode  # which opens what Pillow opens
+        images: list[Any] = []
+        for row, data in zip(origin.tolist(), files, strict=True):
+            try:
+                images.append(data if data is None else decode(bytes(data)))
+            except ValueError as error:
+                named = DecodeError(f"{self.where(row)}: column {name!r}: {error}", column=name)
+                named.__cause__ = error
+                self._failed(row, named)
+                images.append(None)
+        return images
 
     def _failed(self, row: int, error: Exception) -> None:
         """Note that a sample is bad.
@@ -133,7 +170,7 @@ class _Chunk:
         """
         if self.bad is None or not (isinstance(error, EncodingError) or is_of_sample(error)):
             raise error
-        location = self._job.source.sample_location(int(self._shards[row]), int(self._rows[row]))
+        location = self._source.sample_location(int(self._shards[row]), int(self._rows[row]))
         if not isinstance(error, SampleError):
             error = _of_sample(error)
         error.url, error.shard, error.row, error.sample = location.url, location.shard, location.row, location.sample
@@ -167,20 +204,6 @@ class _Chunk:
             made, kept = make(_some(batch, left))
         return made, origin if kept is None else origin[kept]
 
-    def _write(self, sink: SampleSink, batch: Batch, origin: Ids, chosen: Ids) -> None:
-        """Write the chosen samples of a batch."""
-
-        def written(at: Ids) -> None:
-            before = sink.samples
-            try:
-                sink.write(_some(batch, at))
-            except UnfitValueError as error:
-                raise _UnwrittenError(self._unfit(error, origin[at]), sink.samples - before) from error
-            except EncodingError as error:
-                raise _UnwrittenError(_named(error, before, origin[at], self.where), sink.samples - before) from error
-
-        self._halving(written, chosen, origin)
-
     def _halving(self, do: Callable[[Ids], None], at: Ids, origin: Ids) -> None:
         """Do something with samples, in order; where it fails, with halves of what is left, down to those that are bad."""
         try:
@@ -201,42 +224,55 @@ class _Chunk:
     def _unfit(self, error: UnfitValueError, origin: Ids) -> EncodingError:
         return EncodingError(f"{self.where(int(origin[error.row or 0]))}: column {error.column!r}: {error}")
 
-    def _mapped(self, transform: Transform, batch: Batch, origin: Ids) -> tuple[Batch, Ids]:
-        """Columns of the samples that the transform returns, and for each the row of the sample that it was made of."""
-        job, bad = self._job, self.bad
-
-        def where(number: int) -> str:
-            return self.where(int(origin[number]))
-
-        def failed(number: int, error: Exception) -> None:
-            self._failed(int(origin[number]), error)
-
-        columns = items(batch, job.decoded, where, failed)
-        names = tuple(columns)
-        made: list[Sample] = []
-        rows: list[int] = []
-        for number, values in enumerate(zip(*columns.values(), strict=True)):
-            row = int(origin[number])
-            if bad is not None and row in bad:
-                continue
-            try:
-                several = apply(transform, dict(zip(names, values, strict=True)), partial(where, number))
-                self._check_columns(several, row)
-            except (SampleError, EncodingError) as error:
-                failed(number, error)
-                continue
-            made += several
-            rows += [row] * len(several)
-        return {plan.name: [sample[plan.name] for sample in made] for plan in job.outputs}, np.array(rows, np.int64)
-
-    def _check_columns(self, samples: Sequence[Sample], row: int) -> None:
+    def _check_columns(self, samples: Sequence[Sample], needed: Sequence[str], row: int) -> None:
         for sample in samples:
-            for plan in self._job.outputs:
-                if plan.name not in sample:
+            for name in needed:
+                if name not in sample:
                     raise EncodingError(
-                        f"{self.where(row)}: the transform returned no {plan.name!r}; it returned "
-                        f"{', '.join(map(repr, sample))}"
+                        f"{self.where(row)}: the transform returned no {name!r}; it returned {', '.join(map(repr, sample))}"
                     )
+
+
+class _TaskChunk(SourceChunk):
+    """Samples of a task, which are written together."""
+
+    def __init__(self, job: ConversionJob, shards: Ids, rows: Ids) -> None:
+        super().__init__(job.source, job.inputs, job.decoded, job.handling, shards, rows)
+        self._outputs = job.outputs
+
+    def convert(self, split: Ids, sinks: list[SampleSink]) -> None:
+        """Write the samples, each to the sink of its split."""
+        outputs, maps = self._outputs, self._handling.transform is not None
+        allowed = {plan.name for plan in outputs if plan.arrow is not None or plan.encoding in ("json", "pkl")}
+        batch, origin = self.taken(None if maps else allowed)
+
+        def given_out(made: Batch) -> tuple[Batch, Ids | None]:
+            values: Batch = {plan.name: _adapted(made[plan.name], plan) for plan in outputs}
+            return self._handling.prepared(values, allowed)
+
+        if maps and len(origin):
+            made, rows = self.mapped(batch, origin, [plan.name for plan in outputs])
+            batch = {plan.name: [sample[plan.name] for sample in made] for plan in outputs}
+            batch, origin = self._fitting(batch, np.array(rows, np.int64), given_out)
+        split = split[origin]
+        for number, sink in enumerate(sinks):
+            chosen = np.flatnonzero(split == number)
+            if len(chosen):
+                self._write(sink, batch, origin, chosen)
+
+    def _write(self, sink: SampleSink, batch: Batch, origin: Ids, chosen: Ids) -> None:
+        """Write the chosen samples of a batch."""
+
+        def written(at: Ids) -> None:
+            before = sink.samples
+            try:
+                sink.write(_some(batch, at))
+            except UnfitValueError as error:
+                raise _UnwrittenError(self._unfit(error, origin[at]), sink.samples - before) from error
+            except EncodingError as error:
+                raise _UnwrittenError(_named(error, before, origin[at], self.where), sink.samples - before) from error
+
+        self._halving(written, chosen, origin)
 
 
 class _UnwrittenError(Exception):
@@ -273,44 +309,11 @@ def _adapted(values: Any, plan: ColumnPlan) -> Any:
         raise
 
 
-def items(
-    batch: Batch,
-    decoded: Collection[str],
-    where: Callable[[int], str],
-    failed: Callable[[int, Exception], None],
-) -> dict[str, list[Any]]:
-    """One value a sample for each column; images instead of their files' bytes for those that are ``decoded``.
-
-    ``failed`` is told of each file that holds no image: its row, and a :class:`DecodeError`. Unless it raises an error, the
-    image is ``None``.
-    """
-    return {
-        name: _decoded(values, name, where, failed) if name in decoded else _plain(values)
-        for name, values in batch.items()
-    }
-
-
 def _plain(values: Column) -> list[Any]:
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "biuf":
         items: list[Any] = values.tolist()
         return items
     return list(values)
-
-
-def _decoded(
-    values: Column, name: str, where: Callable[[int], str], failed: Callable[[int, Exception], None]
-) -> list[Any]:
-    decode = get_encoding("png").decode  # which opens what Pillow opens
-    images: list[Any] = []
-    for row, value in enumerate(values):
-        try:
-            images.append(value if value is None else decode(bytes(value)))
-        except ValueError as error:
-            named = DecodeError(f"{where(row)}: column {name!r}: {error}", column=name)
-            named.__cause__ = error
-            failed(row, named)
-            images.append(None)
-    return images
 
 
 def _named(error: EncodingError, before: int, origin: Ids, where: Callable[[int], str]) -> StokerError:
