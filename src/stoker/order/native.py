@@ -144,7 +144,7 @@ class NativeOrder:
                 f"all, found {rest!r}"
             )
         if not (epoch or position or consumed or origin.away):
-            return NativeOrder(self.sources, self.settings)
+            return self._restarted(None)
         changed = replace(
             origin,
             epoch=epoch,
@@ -153,7 +153,10 @@ class NativeOrder:
             appended={name: [one.as_dict() for one in before] for name, before in begun.items() if before},
             rest=rest if position else {},
         )
-        return NativeOrder(self.sources, self.settings, changed)
+        return self._restarted(changed)
+
+    def _restarted(self, origin: RunOrigin | None) -> NativeOrder:
+        return NativeOrder(self.sources, self.settings, origin)
 
     def _begun_before(self, origin: RunOrigin) -> dict[str, tuple[Before, ...]]:
         """The streams to which files were appended, with the result of :func:`still_begun`."""

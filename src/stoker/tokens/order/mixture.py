@@ -25,7 +25,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.integers import mix
 from stoker.lazy import cached_property
 from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture
-from stoker.order.mixture.reached import RunOrigin, RunProgress
+from stoker.order.mixture.reached import RunOrigin
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.stream_locator import MixedOrder
 from stoker.order.mixture.stream_quotas import stream_key, twin_numbers
@@ -114,15 +114,16 @@ class SourceWeights:
             raise StateError(f"this state should have the weights of its sources, found {value!r}") from error
 
 
-class TokenMixture:
+class TokenMixture(NativeOrder):
     """The :class:`~stoker.order.sample_order.SampleOrder` of a run over several token sources.
 
     Args:
-        sources: the order of each source alone, by name; all with the same settings, and divided by rows.
+        alone: the order of each source alone, by name; all with the same settings, and divided by rows.
         seq_len: the most tokens in a row.
         full: whether rows are full, or nearly; otherwise each source has its own mean.
         given: as the loader was made with them, for states.
         parts: of each pass: canonical nodes.
+        origin: where a run with changed sources was restarted.
 
     Raises:
         ConfigError: a source has less than a row, or weights make no sense.
@@ -130,23 +131,22 @@ class TokenMixture:
 
     def __init__(
         self,
-        sources: Mapping[str, TokenSampleOrder],
+        alone: Mapping[str, TokenSampleOrder],
         seq_len: int,
         weights: SourceWeights,
         given: SourceWeights,
         parts: int,
         *,
         full: bool = True,
+        origin: RunOrigin | None = None,
     ) -> None:
-        weights.check(list(sources))
-        self.sources = dict(sources)
-        self.settings = next(iter(sources.values())).settings
+        weights.check(list(alone))
+        self.alone = dict(alone)
+        self.rows: TokenSettings = next(iter(alone.values())).settings
         self.weights, self.given, self._parts = weights, given, parts
-        self._native = self._mix(seq_len, full=full)
-
-    def _mix(self, seq_len: int, *, full: bool) -> NativeOrder:
+        self._again = partial(TokenMixture, alone, seq_len, weights, given, parts, full=full)
         mean, streams = {}, []
-        for name, source in self.sources.items():
+        for name, source in self.alone.items():
             rows = source.division(1).rounds.total
             if not rows:
                 raise ConfigError(
@@ -169,22 +169,22 @@ class TokenMixture:
         tokens, shares = self.weights.epoch_tokens, self.weights.shares
         each = float(seq_len) if full else self._mean_tokens(mean)
         settings = NativeSettings(
-            shuffle="none" if self.settings.seed is None else "shard",
-            seed=self.settings.seed or 0,
+            shuffle="none" if self.rows.seed is None else "shard",
+            seed=self.rows.seed or 0,
             num_canonical_nodes=self._parts,
             epoch_size=None if tokens is None else max(1, int(tokens / each)),
             batching_method="stratified",
             schedule=_by_rows(shares, mean, each) if isinstance(shares, Schedule) else None,
-            remainder=self.settings.remainder,
+            remainder=self.rows.remainder,
         )
-        return NativeOrder(streams, settings)
+        super().__init__(streams, settings, origin)
 
     def _mean_tokens(self, mean: Mapping[str, float]) -> float:
         """Tokens in a row of the mixture, by those of its sources; of a schedule, of all rows that there are."""
         shares = self.weights.shares
-        tokens = {name: source.tokens for name, source in self.sources.items()} if shares is None else shares
+        tokens = {name: source.tokens for name, source in self.alone.items()} if shares is None else shares
         if isinstance(tokens, Schedule):
-            tokens = {name: source.tokens for name, source in self.sources.items()}
+            tokens = {name: source.tokens for name, source in self.alone.items()}
         return sum(tokens.values()) / sum(number / mean[name] for name, number in tokens.items())
 
     def _weight(self, name: str, mean: float) -> StreamWeight:
@@ -193,80 +193,40 @@ class TokenMixture:
             return StreamWeight(repeat=repeat.get(name, 1))
         return StreamWeight() if shares is None or isinstance(shares, Schedule) else StreamWeight(shares[name] / mean)
 
-    # -- description -----------------------------------------------------------------------------------------------
-
-    @property
-    def epoch_size(self) -> int:
-        """Rows in an epoch."""
-        return self._native.epoch_size
-
-    @property
-    def origin(self) -> RunOrigin:
-        """The point at which weights or sources were changed last."""
-        return self._native.origin
-
-    @property
-    def urls(self) -> Mapping[str, str]:
-        """Source name to URL, for messages."""
-        return self._native.urls
-
-    @property
-    def repeats(self) -> bool:
-        """Return whether an epoch may have a row more than once."""
-        return self._native.repeats
-
     def as_dict(self) -> dict[str, Any]:
         """Everything that decides which row comes when."""
-        told = self._native.as_dict()
-        order = next(iter(self.sources.values())).as_dict()["order"] | told["order"]
+        told = super().as_dict()
+        order = next(iter(self.alone.values())).as_dict()["order"] | told["order"]
         for name in ("granularity", "shuffle", "partition"):
             del order[name]
-        order["seed"] = self.settings.seed
+        order["seed"] = self.rows.seed
         order |= {"weights": self.weights.as_dict(), "given": self.given.as_dict()}
         return {"streams": told["streams"], "order": order}
 
-    # -- epochs ----------------------------------------------------------------------------------------------------
-
     def run(self, position: EpochPosition, data_rank: DataRank) -> Run:
         """The rows of one reader; the order is a :class:`MixedUnits`."""
-        run = self._native.run(position, data_rank)
+        run = super().run(position, data_rank)
         # A plan over one source has positions, and not codes.
         mixture = run.order.mixture if isinstance(run.order, MixedOrder) else None
-        return Run(MixedUnits(list(self.sources.values()), self._seeds, self._parts, mixture), run.plan)
+        return Run(MixedUnits(list(self.alone.values()), self._seeds, self._parts, mixture), run.plan)
 
     @cached_property
     def _seeds(self) -> Sequence[int | None]:
-        fingerprints = {name: str(source.about["fingerprint"]) for name, source in self.sources.items()}
-        twins, seed = twin_numbers(fingerprints, self.origin.twins), self.settings.seed
+        fingerprints = {name: str(source.about["fingerprint"]) for name, source in self.alone.items()}
+        twins, seed = twin_numbers(fingerprints, self.origin.twins), self.rows.seed
         return [None if seed is None else stream_key(seed, text, twins[name]) for name, text in fingerprints.items()]
 
-    # -- a run whose sources change: see stoker.order.capabilities.StreamHistory -------------------------------------
-
-    def consumed(self, position: EpochPosition) -> dict[str, int]:
-        """Rows of each source that are used up when the epoch ends, or before it."""
-        return self._native.consumed(position)
-
-    def reached(
-        self, told: Mapping[str, Any], origin: RunOrigin, point: EpochPosition, inside: DataRank | None
-    ) -> RunProgress | None:
-        """The progress of a run in this order with other sources."""
-        return self._native.reached(told, origin, point, inside)
-
-    def with_changed_streams(self, origin: RunOrigin) -> TokenMixture:
+    def with_changed_streams(self, origin: RunOrigin) -> NativeOrder:
         """This order, restarted where sources or weights were changed."""
         if origin.passed:
             raise StateError("this state passed over rows, as no run of a mixture of tokens does: it is damaged")
-        changed = TokenMixture.__new__(TokenMixture)
-        changed.__dict__.update({name: value for name, value in self.__dict__.items() if name != "_seeds"})
         if not origin.turn:
             # Where rows are dealt from the beginning after each of many changes, a small source would never have its turn.
-            origin = replace(origin, turn=1 + (mix(self.settings.seed or 0, _TAG_TURN, origin.samples) >> 22))
-        changed._native = self._native.with_changed_streams(origin)
-        return changed
+            origin = replace(origin, turn=1 + (mix(self.rows.seed or 0, _TAG_TURN, origin.samples) >> 22))
+        return super().with_changed_streams(origin)
 
-    def first_shards(self, name: str, samples: int) -> Sequence[Mapping[str, Any]]:
-        """No source is told by its first files alone."""
-        return self._native.first_shards(name, samples)
+    def _restarted(self, origin: RunOrigin | None) -> TokenMixture:
+        return self._again(origin=origin)
 
 
 def _by_rows(schedule: Schedule, mean: Mapping[str, float], each: float) -> Schedule:
