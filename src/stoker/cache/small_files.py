@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from stoker.cache.range_fetch import check_file
@@ -120,21 +119,6 @@ class _Wanted(NamedTuple):
     flags: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenFile:
-    """A file that is open.
-
-    Attributes:
-        descriptor: of the file.
-        fetched: bytes that the kernel fetched from a device while it was opened; only where requests are counted.
-        nanoseconds: that it took, likewise.
-    """
-
-    descriptor: int
-    fetched: int = 0
-    nanoseconds: int = 0
-
-
 def _read_files(wanted: Sequence[_Wanted], at_once: int) -> Iterator[tuple[bytes, os.stat_result] | None]:
     """Bytes of files, each by one read, and the files' statuses; ``None`` for what is not read."""
     for first in range(0, len(wanted), at_once):
@@ -144,19 +128,22 @@ def _read_files(wanted: Sequence[_Wanted], at_once: int) -> Iterator[tuple[bytes
 def _read_together(wanted: Sequence[_Wanted]) -> list[tuple[bytes, os.stat_result] | None]:
     """Files that are open at the same time: storage is asked for all of them before the first is waited for."""
     counts = observer()
-    opened: list[_OpenFile | None] = []
+    opened: list[tuple[int, tuple[int, int]] | None] = []
     try:
         for one in wanted:
             opened.append(_open(one, counts))  # noqa: PERF401 - all that are open are closed
-        return [None if file is None else _read(file, one, counts) for file, one in zip(opened, wanted, strict=True)]
+        return [None if file is None else _read(*file, one, counts) for file, one in zip(opened, wanted, strict=True)]
     finally:
         for file in opened:
             if file is not None:
-                os.close(file.descriptor)
+                os.close(file[0])
 
 
-def _open(wanted: _Wanted, counts: RequestObserver | None) -> _OpenFile | None:
-    """Open a file, and have the kernel begin to read it; ``None`` where it can not be."""
+def _open(wanted: _Wanted, counts: RequestObserver | None) -> tuple[int, tuple[int, int]] | None:
+    """Open a file, and have the kernel begin to read it; ``None`` where it can not be.
+
+    Gives the descriptor, and where requests are counted the bytes that a device gave meanwhile, and the nanoseconds.
+    """
     begun = (0, 0) if counts is None else counts.begin()
     try:
         descriptor = os.open(wanted.name, READ_FLAGS | wanted.flags)
@@ -167,19 +154,19 @@ def _open(wanted: _Wanted, counts: RequestObserver | None) -> _OpenFile | None:
     except OSError:  # it is no file
         os.close(descriptor)
         return None
-    if counts is None:
-        return _OpenFile(descriptor)
-    ended = counts.begin()
-    return _OpenFile(descriptor, ended[0] - begun[0], ended[1] - begun[1])
+    ended = (0, 0) if counts is None else counts.begin()
+    return descriptor, (ended[0] - begun[0], ended[1] - begun[1])
 
 
-def _read(file: _OpenFile, wanted: _Wanted, counts: RequestObserver | None) -> tuple[bytes, os.stat_result] | None:
+def _read(
+    descriptor: int, spent: tuple[int, int], wanted: _Wanted, counts: RequestObserver | None
+) -> tuple[bytes, os.stat_result] | None:
     begun = (0, 0) if counts is None else counts.begin()
     try:
         # The status is asked last, as the file may be written over meanwhile.
-        data, status = os.pread(file.descriptor, wanted.size, wanted.start), os.fstat(file.descriptor)
+        data, status = os.pread(descriptor, wanted.size, wanted.start), os.fstat(descriptor)
     except OSError:
         return None
     if counts is not None:
-        counts.end((begun[0] - file.fetched, begun[1] - file.nanoseconds), len(data))
+        counts.end((begun[0] - spent[0], begun[1] - spent[1]), len(data))
     return data, status
