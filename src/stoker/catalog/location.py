@@ -37,6 +37,7 @@ from stoker.storage.files.own import PRIVATE
 from stoker.storage.files.regular import read_regular
 from stoker.storage.transfer.settings import split_transfer
 from stoker.storage.url import parse_url
+from stoker.storage.versions import describe_version, version_of_files
 from stoker.types import StorageOptions
 
 logger = logging.getLogger(__name__)
@@ -120,15 +121,11 @@ class DataIdentity:
             return about | {"content": content}
         if self.origin is None:
             return about
-        from stoker.storage.recorded_versions import describe_version
-
         return about | describe_version(self.origin.text, self.listed)
 
     def about_first(self, samples: int) -> list[dict[str, Any]]:
         """The same for the first shards that have so many samples: several if empty shards follow, none if no shard ends
         there. Without hashes in the index, the version is the current one."""
-        from stoker.storage.recorded_versions import version_of_files
-
         starts = self.index.table.starts
         low, high = int(np.searchsorted(starts, samples)), int(np.searchsorted(starts, samples, side="right"))
         found = []

@@ -18,7 +18,7 @@ from stoker.coordination.errors import StaleCheckpointError
 from stoker.coordination.records import Entry, Epoch, History, Lane, from_rows, to_rows
 from stoker.coordination.rules import log_entries, partial
 from stoker.errors import ConfigError, StateError
-from stoker.storage.recorded_versions import with_versions_of
+from stoker.storage.versions import with_versions_of
 
 _VERSION = 1
 

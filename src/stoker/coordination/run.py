@@ -33,7 +33,7 @@ from stoker.coordination.records import (
 )
 from stoker.coordination.rules import entries_of, finished, first_lane, remaining, set_aside, stalled
 from stoker.errors import ConfigError, StateError
-from stoker.storage.recorded_versions import rewritten_streams, with_versions_of
+from stoker.storage.versions import rewritten_streams, with_versions_of
 
 _TOGETHER = 256
 _MOST_LANES: Final = 1024

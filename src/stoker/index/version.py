@@ -40,7 +40,7 @@ from stoker.errors import (
 from stoker.index.index import INDEX_NAME, MOST_BYTES, Index, sizes_in
 from stoker.index.side_index import SideIndex
 from stoker.storage import ObjectInfo, Store, is_local
-from stoker.storage.versions import is_local_version, same_version, stable_version
+from stoker.storage.versions import is_local_version, same_version, stable_version, version_of_files
 
 logger = logging.getLogger(__name__)
 
@@ -157,8 +157,6 @@ class IndexVersion:
         """The same for states: a local copy whose files have the same times of writing has the same."""
         if self.hashed:
             return self.digest
-        from stoker.storage.recorded_versions import version_of_files
-
         files = self.files or {INDEX_NAME: (self.size, self.etag, self.modified)}
         # An object of the same bytes has the same ETag, so its time tells; a local file's version has a time already.
         told = version_of_files(

@@ -50,7 +50,7 @@ from stoker.formats.registry import get_format
 from stoker.index.index import Index
 from stoker.storage import ObjectInfo, RetryPolicy, Store, is_local, open_store
 from stoker.storage.files.part_files import unlink
-from stoker.storage.recorded_versions import version_of_files
+from stoker.storage.versions import version_of_files
 from stoker.types import StorageOptions
 
 logger = logging.getLogger(__name__)

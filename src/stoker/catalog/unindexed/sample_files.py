@@ -47,9 +47,9 @@ from stoker.index.index import INDEX_NAME, Index
 from stoker.storage import ObjectInfo, Store
 from stoker.storage.files.mounts import LOCAL_FILE_SYSTEMS, file_system_of, read_shared
 from stoker.storage.files.own import CACHE_NAME, PRIVATE, REMOVED_CACHE
-from stoker.storage.recorded_versions import digest_of_lines, file_line, version_of_files
 from stoker.storage.unfinished import MARK
 from stoker.storage.url import is_hidden
+from stoker.storage.versions import digest_of_lines, file_line, version_of_files
 from stoker.types import Ids
 
 logger = logging.getLogger(__name__)

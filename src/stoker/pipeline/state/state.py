@@ -28,7 +28,7 @@ from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.stream_quotas import twin_numbers
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
 from stoker.pipeline.state.packed import PACKED_VERSION, cut_alike, pack_state, unpack_state
-from stoker.storage.recorded_versions import VERSIONS, check_versions, is_rewritten
+from stoker.storage.versions import VERSIONS, check_versions, is_rewritten
 
 logger = logging.getLogger(__name__)
 

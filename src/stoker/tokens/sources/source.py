@@ -18,8 +18,7 @@ from stoker.catalog.splits import splits_of
 from stoker.concurrency.forks import ProcessLocal
 from stoker.errors import ConfigError
 from stoker.reading.shard_pool import ShardPool
-from stoker.storage.recorded_versions import describe_version, version_of_files
-from stoker.storage.versions import local_version
+from stoker.storage.versions import describe_version, local_version, version_of_files
 from stoker.streams.derived_arrays import ArraySink, derived_array
 from stoker.tokens.order.division import Groups
 from stoker.tokens.sources.megatron import MegatronFile, RawTokens

@@ -37,7 +37,7 @@ from stoker.pipeline.workers.ranges.range_source import (
 )
 from stoker.pipeline.workers.replicas import Replicas, lanes_held
 from stoker.pipeline.workers.sample_source import SampleSource
-from stoker.storage.recorded_versions import check_versions, host_versions
+from stoker.storage.versions import check_versions, host_versions
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from stoker.pipeline.workers.ranges.range_source import (
     WorkerProgress,
 )
 from stoker.pipeline.workers.sample_source import SampleSource
-from stoker.storage.recorded_versions import check_versions, host_versions
+from stoker.storage.versions import check_versions, host_versions
 
 
 class ReplayedSource(RangeSource):
