@@ -30,7 +30,7 @@ from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.batch_groups import ungroup
 from stoker.pipeline.collate import as_tensors, collate
 from stoker.pipeline.first_fetches import FirstFetches
-from stoker.pipeline.state.progress import superseded_error
+from stoker.pipeline.state.resume import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
 
 try:

@@ -27,7 +27,7 @@ from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.loaders.trainers.lightning_progress import follow_lightning, load_for_lightning
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
-from stoker.pipeline.state.progress import superseded_error
+from stoker.pipeline.state.resume import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.chain import Chain
 from stoker.tokens.batch import LMBatch

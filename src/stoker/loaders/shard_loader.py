@@ -25,7 +25,7 @@ from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.prefetch_buffer import END
 from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
-from stoker.pipeline.state.progress import superseded_error
+from stoker.pipeline.state.resume import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.workers.adaptive import Adaptive
 from stoker.pipeline.workers.array_source import ArraySource

@@ -41,9 +41,8 @@ from stoker.pipeline.iteration_checks import (
 from stoker.pipeline.pipeline import Pipeline
 from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.stages.build import make_work
-from stoker.pipeline.state.progress import Progress
 from stoker.pipeline.state.rank_epochs import RankEpochs
-from stoker.pipeline.state.resume import ResumeState
+from stoker.pipeline.state.resume import Progress, ResumeState
 from stoker.pipeline.stats.trace import note_dataset
 from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_override, loading_steps, with_steps
 from stoker.pipeline.tuning.tuner import Tuner

@@ -13,7 +13,7 @@ from stoker.concurrency.shared.counters import Counts
 from stoker.errors import SampleError, StateError, TooManyBadSamplesError
 from stoker.pipeline.prefetch_buffer import END, NothingYet, PrefetchBuffer
 from stoker.pipeline.state.checkpoint import Checkpoint
-from stoker.pipeline.state.progress import among_error
+from stoker.pipeline.state.resume import among_error
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.ranges.range_source import RangeSource, RestoreRequest, SampleChunk
 from stoker.reading.bad_samples import BadSampleLog

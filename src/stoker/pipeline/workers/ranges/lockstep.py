@@ -18,7 +18,7 @@ from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.order.step import samples_of_step
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.columns import batch_length
-from stoker.pipeline.state.progress import check_not_empty, others_have_more, resume_point, run_from
+from stoker.pipeline.state.resume import check_not_empty, others_have_more, resume_point, run_from
 from stoker.pipeline.state.state import make_state, read_state
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.ranges.range_source import (
