@@ -30,7 +30,6 @@ from stoker.tokens.layouts.bin_packing import (
     TooLong,
     best_fit,
     into_rows,
-    pack_documents,
     split,
 )
 from stoker.tokens.settings import LMSettings
@@ -375,17 +374,22 @@ class PackLayout(TokenLayout):
         return source.keep("packed-rows", recipe, count)
 
     def block(self, found: BlockInput) -> DocumentBlock:
-        parts = []
+        spans, rows, made = [], [np.zeros(0, dtype=np.int64)], 0
         bounds = found.bounds.tolist()
-        for first, stop, rows in zip(bounds[:-1], bounds[1:], found.amounts.tolist(), strict=True):
-            packed = pack_documents(found.documents[first:stop], self.settings, self.too_long)
-            if packed.count != rows:
+        for first, stop, counted in zip(bounds[:-1], bounds[1:], found.amounts.tolist(), strict=True):
+            documents, firsts, lengths, _ = split(found.documents[first:stop], self.settings, self.too_long)
+            row = best_fit(lengths, self.settings.seq_len)
+            count = int(row.max(initial=-1)) + 1
+            if count != counted:
                 raise CorruptDataError(
-                    f"{found.where}: its documents fill {packed.count} rows, and filled {rows} when they were counted: the "
+                    f"{found.where}: its documents fill {count} rows, and filled {counted} when they were counted: the "
                     "file was replaced, or a side file of it is of another version: remove the cache directory"
                 )
-            parts.append(packed)
-        packed = parts[0] if len(parts) == 1 else _concat(parts, found.bounds)
+            spans.append((documents + first, firsts, lengths))
+            rows.append(row + made)
+            made += count
+        documents, firsts, lengths = (np.concatenate(columns) for columns in zip(*spans, strict=True))
+        packed = into_rows(documents, firsts, lengths, np.concatenate(rows), (0, 0))
         starts = np.arange(packed.count + 1, dtype=np.int64)
         return DocumentBlock(found.documents, found.numbers, order_of(packed.count, found.key), starts, packed)
 
@@ -408,19 +412,3 @@ class PackLayout(TokenLayout):
         self, batch_size: int, lookahead: int, state: Mapping[str, Any] | None, fetch: Callable[[Ids], Ragged]
     ) -> RowMaker:
         return Packer(self.settings, batch_size, lookahead=lookahead, too_long=self.too_long, state=state, fetch=fetch)
-
-
-def _concat(parts: Sequence[PackedRows], bounds: Ids) -> PackedRows:
-    """Packed rows of several cells as those of one."""
-    documents = [part.documents + first for part, first in zip(parts, bounds[:-1].tolist(), strict=True)]
-    sizes = np.cumsum([0, *(part.documents.size for part in parts)]).tolist()
-    ends = [part.bounds[1:] + size for part, size in zip(parts, sizes, strict=False)]
-
-    return PackedRows(
-        np.concatenate(documents),
-        np.concatenate([part.firsts for part in parts]),
-        np.concatenate([part.lengths for part in parts]),
-        np.concatenate([part.columns for part in parts]),
-        np.concatenate([np.zeros(1, dtype=np.int64), *ends]),
-        (sum(part.cut[0] for part in parts), sum(part.cut[1] for part in parts)),
-    )
