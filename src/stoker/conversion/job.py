@@ -10,9 +10,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -35,6 +35,7 @@ from stoker.storage.job_record import (
     remove_partial_files,
     write_record,
 )
+from stoker.storage.transfer.settings import side_by_side
 from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput
 from stoker.types import Ids, StorageOptions
 from stoker.writing.destination import delete_all, publish
@@ -355,9 +356,9 @@ def _notes(job: ConversionJob, store: Store) -> dict[int, dict[str, Any]]:
     """Notes of tasks whose files are all there."""
     there: dict[str, int] = {item.key: item.size for item in store.list()}
     numbers = [number for number in range(job.tasks) if _note(number) in there]
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-notes") as pool:
-        found = dict(zip(numbers, pool.map(lambda number: _read_json(store, _note(number)), numbers), strict=True))
-    return {number: note for number, note in found.items() if note is not None and _complete(job, note, there)}
+    found = side_by_side([partial(_read_json, store, _note(number)) for number in numbers], _THREADS, "notes")
+    notes = zip(numbers, found, strict=True)
+    return {number: note for number, note in notes if note is not None and _complete(job, note, there)}
 
 
 def _complete(job: ConversionJob, note: Mapping[str, Any], there: Mapping[str, int]) -> bool:

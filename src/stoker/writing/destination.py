@@ -15,18 +15,19 @@ import os
 import secrets
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from stoker.errors import ConfigError, DestinationExistsError, FormatError, ObjectNotFoundError, StokerError
 from stoker.formats.common.checks import check_basename
-from stoker.index.index import INDEX_NAME, Index, load_index
+from stoker.index.index import INDEX_NAME, load_index
 from stoker.storage import ObjectInfo, RetryPolicy, Store, is_local, open_store
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.staged_file import StagedFile
 from stoker.storage.local import remove_unfinished
 from stoker.storage.retry import STALL_TIMEOUT
+from stoker.storage.transfer.settings import side_by_side
 from stoker.storage.types import PutData
 from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput, read_mark
 from stoker.types import StorageOptions
@@ -187,7 +188,9 @@ class Destination:
             self._clear(files)
             mark = None
         self._marked = mark is not None
-        index = _index_in(main) if files.indexed else None
+        index = None
+        with contextlib.suppress(ObjectNotFoundError):
+            index = load_index(main) if files.indexed else None
         if mark is not None and index is None:
             if not resume:
                 raise _unfinished(main, files)
@@ -205,7 +208,8 @@ class Destination:
             counted, waiting = [], found
         else:
             there = [one for one in found if one.whole and (mark is None or not set(mark.files).isdisjoint(one.sizes))]
-            counted = [_must(one) for one in _inspected(files, main, there, located)]
+            look = [partial(files.inspect, main, one, located) for one in there]
+            counted = side_by_side(look, _THREADS, "inspect")
             waiting = [] if mark is None else [one for one in found if one not in there]
         written = list(counted)
         numbers = itertools.count(written[-1].number + 1 if written else 0)
@@ -334,35 +338,19 @@ def publish(store: Store) -> None:
 
 def delete_all(store: Store, keys: Iterable[str]) -> None:
     """Remove objects, some at a time; those that are not there are passed over."""
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-delete") as pool:
-        for _ in pool.map(store.delete, sorted(keys)):
-            pass
-
-
-def _index_in(store: Store) -> Index | None:
-    try:
-        return load_index(store)
-    except ObjectNotFoundError:
-        return None
+    side_by_side([partial(store.delete, key) for key in sorted(keys)], _THREADS, "delete")
 
 
 def _inspected(
     files: OutputFiles, store: Store, found: list[FoundFiles], located: Mapping[str, str]
-) -> Iterable[WrittenFiles | FormatError]:
+) -> list[WrittenFiles | FormatError]:
     def inspect(one: FoundFiles) -> WrittenFiles | FormatError:
         try:
             return files.inspect(store, one, located)
         except FormatError as error:
             return error
 
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-inspect") as pool:
-        yield from pool.map(inspect, found)
-
-
-def _must(one: WrittenFiles | FormatError) -> WrittenFiles:
-    if isinstance(one, FormatError):
-        raise one
-    return one
+    return side_by_side([partial(inspect, one) for one in found], _THREADS, "inspect")
 
 
 def _unfinished(store: Store, files: OutputFiles) -> ConfigError:
