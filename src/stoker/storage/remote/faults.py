@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from stoker.errors import (
     AccessDeniedError,
@@ -20,7 +20,6 @@ from stoker.errors import (
     StorageFullError,
     StorageTimeoutError,
 )
-from stoker.storage.remote.redirects import is_refused
 from stoker.storage.retry import TransientError
 
 FaultKind: TypeAlias = Literal[
@@ -39,6 +38,9 @@ FaultKind: TypeAlias = Literal[
     "name",
     "other",
 ]
+
+NOWHERE: Final = "127.0.0.1:0"
+"""A proxy that no connection reaches: what is sent there is a redirect that is refused."""
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})|\bstatus: (\d{3}),")
 _CODE = re.compile(r"<Code>([A-Za-z0-9_.]{1,64})</Code>")
@@ -128,7 +130,7 @@ def classify(error: BaseException) -> Fault:
     code = code_match[1] if code_match else None
     detail = _detail(status, code, text)
 
-    if is_refused(text):
+    if f"{NOWHERE}," in text:
         return Fault("redirect", "the server redirects to another host")
     if is_panic(error):
         return Fault("other", f"obstore failed within ({text.partition(chr(10))[0][:200]}); look for odd characters")
