@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stoker.cache.base import CacheSettings, IfFull, ShardCache
-from stoker.cache.directory import CacheDirectory
-from stoker.cache.disk.directory_files import DirectoryFiles, not_opened
+from stoker.cache.directory import CacheDirectory, DirectoryFiles, not_opened
 from stoker.cache.disk.in_use import held, hold
 from stoker.cache.disk.quota import CacheQuota
 from stoker.cache.range_fetch import check_file, fetch_part

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from stoker.cache.disk.directory_files import DirectoryFiles
+from stoker.cache.directory import DirectoryFiles
 from stoker.cache.disk.in_use import lock_offset
 from stoker.concurrency.forks import NO_FILE, ProcessFile, ProcessLocal
 from stoker.concurrency.shared.byte_locks import is_byte_locked, lock_byte, unlock_byte
