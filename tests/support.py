@@ -24,7 +24,7 @@ from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.order.partition import Elastic, Partition
 from stoker.order.partition_strategies import Contiguous, HashBased, RoundRobin, Stratified
-from stoker.storage.transfer.settings import FILE_STORES
+from stoker.storage.transfer import FILE_STORES
 
 __all__ = [
     "COLUMNS",

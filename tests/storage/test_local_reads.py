@@ -14,7 +14,7 @@ from stoker import MDSWriter, ReadOptions, StreamingDataset
 from stoker.errors import ConfigError
 from stoker.lazy import INSTALL_BENCH
 from stoker.storage import open_store
-from stoker.storage.transfer.settings import OBJECT_CLIENTS
+from stoker.storage.transfer import OBJECT_CLIENTS
 from support import read_local_files_into_memory
 
 

@@ -69,7 +69,7 @@ USED: Final = {
     "stoker.storage.remote.options",
     "stoker.storage.remote.response_bodies",
     "stoker.storage.retry",
-    "stoker.storage.transfer.settings",
+    "stoker.storage.transfer",
     "stoker.storage.types",
     "stoker.storage.unfinished",
     "stoker.storage.url",

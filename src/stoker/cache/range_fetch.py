@@ -21,7 +21,7 @@ from stoker.errors import (
 from stoker.formats.base import FilePart
 from stoker.storage import ObjectInfo, Store, is_local
 from stoker.storage.files.own import open_own
-from stoker.storage.transfer.settings import side_by_side
+from stoker.storage.transfer import side_by_side
 from stoker.storage.types import Arrival, BufferLike
 from stoker.storage.versions import local_version, same_version
 

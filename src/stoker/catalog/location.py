@@ -35,7 +35,7 @@ from stoker.index.version import (
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
 from stoker.storage.files.own import PRIVATE
 from stoker.storage.files.regular import read_regular
-from stoker.storage.transfer.settings import split_transfer
+from stoker.storage.transfer import split_transfer
 from stoker.storage.url import parse_url
 from stoker.storage.versions import describe_version, version_of_files
 from stoker.types import StorageOptions

@@ -35,7 +35,7 @@ from stoker.storage.job_record import (
     remove_partial_files,
     write_record,
 )
-from stoker.storage.transfer.settings import side_by_side
+from stoker.storage.transfer import side_by_side
 from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput
 from stoker.types import Ids, StorageOptions
 from stoker.writing.destination import delete_all, publish

@@ -23,7 +23,7 @@ from stoker.formats.parquet.facts import storage_of
 from stoker.inspection.checks import Checker, CheckPlan, FileReader, Outcome, Problem, Task
 from stoker.inspection.facts import LARGEST, ColumnFacts, DatasetFacts, Shown, preview_files, shape_of
 from stoker.storage import ObjectInfo, is_local
-from stoker.storage.transfer.settings import side_by_side
+from stoker.storage.transfer import side_by_side
 from stoker.types import Buffer
 
 # Of remote files, row groups that follow each other are fetched together until they have so many bytes.

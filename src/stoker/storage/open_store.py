@@ -10,7 +10,7 @@ from stoker.lazy import load_plugin, plugins
 from stoker.storage.local import LocalStore
 from stoker.storage.retry import RetryPolicy
 from stoker.storage.store import Store
-from stoker.storage.transfer.settings import FILE_STORES, split_transfer
+from stoker.storage.transfer import FILE_STORES, split_transfer
 from stoker.storage.url import parse_url
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def open_store(
             overrides the environment
             (``AWS_*``, ``S3_ENDPOINT_URL``, ...), and credentials replace the environment's as a whole. Besides,
             ``endpoints``, ``library``, ``part_size``, ``part_requests`` and ``patience``: see
-            :class:`~stoker.storage.transfer.settings.Transfer`.
+            :class:`~stoker.storage.transfer.Transfer`.
         retry: how long to try again; by default for 300 s.
         stall_timeout: seconds without a byte after which a request fails. Beyond them, what is read must come at
             4 KiB/s on the whole; a listing, an upload of up to 1 MiB and other requests that carry little end within

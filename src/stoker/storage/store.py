@@ -16,7 +16,7 @@ from stoker.display import with_article
 from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
 from stoker.lazy import cached_property
 from stoker.storage.retry import STALL_TIMEOUT, Retries, RetryPolicy
-from stoker.storage.transfer.settings import Transfer, side_by_side, split_transfer
+from stoker.storage.transfer import Transfer, side_by_side, split_transfer
 from stoker.storage.types import (
     Arrival,
     Backend,

@@ -27,7 +27,7 @@ from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.staged_file import StagedFile
 from stoker.storage.local import remove_unfinished
 from stoker.storage.retry import STALL_TIMEOUT
-from stoker.storage.transfer.settings import side_by_side
+from stoker.storage.transfer import side_by_side
 from stoker.storage.types import PutData
 from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput, read_mark
 from stoker.types import StorageOptions

@@ -14,7 +14,7 @@ from object_client_checks import CUT_RANGES, check_cut_range
 from s3server import Bucket, CountingProxy
 from stoker.errors import ConfigError, StorageError, StorageTimeoutError
 from stoker.storage import RetryPolicy, open_store
-from stoker.storage.transfer.settings import LEAST_PART
+from stoker.storage.transfer import LEAST_PART
 
 PARTS = {"part_size": "1MB", "part_requests": 3}
 SIZES = (0, 1, LEAST_PART - 1, LEAST_PART, LEAST_PART + 1, 3 * LEAST_PART, 7 * LEAST_PART + 12_345)

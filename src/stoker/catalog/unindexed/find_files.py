@@ -23,7 +23,7 @@ from stoker.formats.one_file import BYTES_OF_ALL, IMAGES, OTHER_PICTURES
 from stoker.formats.registry import get_format
 from stoker.index.index import INDEX_NAME
 from stoker.storage import ObjectInfo, Store, is_local
-from stoker.storage.transfer.settings import side_by_side
+from stoker.storage.transfer import side_by_side
 from stoker.storage.unfinished import MARK, counted_files
 from stoker.storage.url import is_hidden
 

@@ -30,7 +30,7 @@ from stoker.formats.format import Format
 from stoker.policy import READ_WHOLE
 from stoker.storage import ObjectInfo, Store, is_local
 from stoker.storage.files.part_files import unlink
-from stoker.storage.transfer.settings import side_by_side
+from stoker.storage.transfer import side_by_side
 from stoker.types import Ids
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from stoker.lazy import cached_property, load_plugin
 from stoker.storage.remote.faults import classify, is_panic
 from stoker.storage.remote.options import ClientSpec, milliseconds
 from stoker.storage.remote.response_bodies import BRIEF_STALLS, ObjectAnswer
-from stoker.storage.transfer.settings import object_clients
+from stoker.storage.transfer import object_clients
 from stoker.storage.url import Location
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from stoker.display import with_article
 from stoker.errors import ConfigError
 from stoker.storage.remote.faults import NOWHERE
-from stoker.storage.transfer.settings import split_transfer
+from stoker.storage.transfer import split_transfer
 from stoker.storage.url import Location
 
 

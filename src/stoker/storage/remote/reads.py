@@ -33,7 +33,7 @@ from stoker.storage.remote.response_bodies import (
     read_ranges,
 )
 from stoker.storage.retry import Retries, TransientError
-from stoker.storage.transfer.settings import Transfer, over_parts
+from stoker.storage.transfer import Transfer, over_parts
 from stoker.storage.types import PART, Arrival, BufferLike, NewHash, ObjectInfo, at_hand, check_range, check_size
 from stoker.storage.url import UNSENDABLE, Location
 

@@ -17,7 +17,7 @@ from stoker.storage.remote.options import client_spec, detect_cloud
 from stoker.storage.remote.reads import RemoteReads
 from stoker.storage.remote.response_bodies import answer_info
 from stoker.storage.retry import Retries
-from stoker.storage.transfer.settings import Transfer
+from stoker.storage.transfer import Transfer
 from stoker.storage.types import Chunks, Made, ObjectInfo, first_part
 from stoker.storage.url import Location
 

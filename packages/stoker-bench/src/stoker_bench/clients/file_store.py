@@ -14,7 +14,7 @@ from stoker.concurrency.request_observer import observer
 from stoker.errors import ConfigError
 from stoker.storage.files.copying import fill, write_all
 from stoker.storage.local import LocalStore, open_file
-from stoker.storage.transfer.settings import over_parts
+from stoker.storage.transfer import over_parts
 from stoker.storage.types import PART, BufferLike
 
 ALIGNED: Final = 4096

@@ -15,7 +15,7 @@ from stoker.display import is_secret
 from stoker.errors import ConfigError
 from stoker.storage import is_local
 from stoker.storage.retry import STALL_TIMEOUT
-from stoker.storage.transfer.settings import LEAST_PART
+from stoker.storage.transfer import LEAST_PART
 from stoker_bench.settings.duration import Duration, parse_duration
 from stoker_bench.settings.schema import ContradictionError, Section, setting
 from stoker_bench.settings.workload_data import ColumnSpec, DatasetSettings
