@@ -150,20 +150,12 @@ class ShardCache(ABC):
 
     @abstractmethod
     def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:
-        """Bring a shard's raw files into the cache.
+        """Bring a shard's raw files into the cache; whether the shard is now present.
 
-        Args:
-            wait: wait for another process or thread that is fetching it. Otherwise ``False`` is returned in that case.
-            if_full: what to do where the cache is at its limit; see :data:`IfFull`. ``False`` is returned where the
-                file was not fetched for it.
-
-        Returns:
-            Whether the shard is now present.
-
-        Raises:
-            ObjectNotFoundError: neither remote nor cache has it.
-            CorruptDataError: what was fetched, twice, is not what the index describes.
-            StorageFullError, CacheError, StorageError: writing or reading failed.
+        ObjectNotFoundError if neither remote nor cache has it. CorruptDataError if what was fetched, twice, is not what the
+        index describes. StorageFullError, CacheError or StorageError if writing or reading failed. ``wait``: wait for
+        another process or thread that is fetching it; otherwise it is not present in that case. ``if_full``: what to do
+        where the cache is at its limit; see :data:`IfFull`.
         """
 
     def is_small(self, info: ShardInfo) -> bool:

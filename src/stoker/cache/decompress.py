@@ -32,17 +32,10 @@ _ALWAYS: Final = 1 << 30
 def unpack_file(store: Store, packed: FilePart, codec: str, size: int, into: Path, scratch: Path) -> int:
     """Fetch a compressed file, unless it is local, and decompress it in a few MB of memory.
 
-    Args:
-        codec: ``gz`` or ``zstd``; a file may consist of several streams.
-        size: bytes that must come out; :data:`~stoker.formats.base.UNKNOWN` where nothing tells.
-        scratch: file in which stretches of the compressed file lie meanwhile.
-
-    Returns:
-        Bytes that were fetched from a store that is not local.
-
-    Raises:
-        CorruptDataError: the file is damaged, cut off, not of that size, or was replaced after it was indexed.
-        StorageError, OSError: reading or writing failed.
+    CorruptDataError if the file is damaged, cut off, not of that size, or was replaced after it was indexed. StorageError or
+    OSError if reading or writing failed. ``codec``: ``gz`` or ``zstd``; a file may consist of several streams. ``size``:
+    bytes that must come out; :data:`~stoker.formats.base.UNKNOWN` where nothing tells. ``scratch``: file in which stretches
+    of the compressed file lie meanwhile. Gives the bytes that were fetched from a store that is not local.
     """
     where = store.url_of(packed.key)
     directory = is_local(store.url)

@@ -178,14 +178,10 @@ class _TaskProcess(WorkerProcess):
 class TaskProcesses(Generic[S, A, R]):
     """Processes that call a function of a module with something that all calls share, and an argument.
 
-    Args:
-        function: loaded by the processes while they start.
-        count: how many there are at most.
-        does: what a process does, for messages: ``"tokenizes"``.
-        call: the function that wants it, for messages: ``"tokenize()"``.
-        remedy: what to do when one was killed, for messages.
-        shares: what it is that may not be sent or loaded, for messages.
-        attempts: a task of which so many processes were killed is an error; before that, another one begins it again.
+    ``function``: loaded by the processes while they start. ``count``: how many there are at most. For messages: ``does``:
+    what a process does (``"tokenizes"``); ``call``: the function that wants it (``"tokenize()"``); ``remedy``: what to do
+    when one was killed; ``shares``: what it is that may not be sent or loaded. ``attempts``: a task of which so many
+    processes were killed is an error; before that, another one begins it again.
 
     ``lost``: processes that ended before their tasks did.
     """

@@ -34,18 +34,11 @@ def on_ray(
     A cluster that is running is used (``RAY_ADDRESS``); otherwise one is started on this machine, and ended with the
     generator. When the generator is closed, tasks that have not begun are left out, and those that run have 10 s to end.
 
-    Args:
-        function: of a module; called with ``shared`` and an argument.
-        shared: lies once in Ray's object store.
-        arguments: taken as the cluster gets to them.
-        processes: most tasks at once; default a few for each processor of the cluster.
-        in_order: give results in the order of the arguments, not as they are found.
-
-    Raises:
-        MissingPackageError: Ray is not installed.
-        Exception: what the function raised, if it is stoker's.
-        ConfigError: ``shared`` can not be sent.
-        StokerError: no cluster answers, the function raised something else, or a task's worker died again and again.
+    MissingPackageError if Ray is not installed. ConfigError if ``shared`` can not be sent. StokerError if no cluster
+    answers, the function raised something that is not stoker's, or a task's worker died again and again. ``function``: of a
+    module; called with ``shared`` and an argument. ``shared``: lies once in Ray's object store. ``arguments``: taken as the
+    cluster gets to them. ``processes``: most tasks at once; default a few for each processor of the cluster. ``in_order``:
+    give results in the order of the arguments, not as they are found.
     """
     ray = import_option("ray", "engine='ray' needs Ray", "stoker[ray]")
     started = not ray.is_initialized()

@@ -308,13 +308,10 @@ class Threads:
 def map_in_order(function: Callable[[_S], _T], items: Sequence[_S], *, at_hand: bool, most: int, name: str) -> list[_T]:
     """Results of a function that waits for storage, in order; the first error is raised.
 
-    Args:
-        function: what is called, by several threads at once.
-        items: its arguments.
-        at_hand: whether storage is this machine's, or mounted there. Then items are done one by one as long as each waits
-            less than 0.5 ms on average: threads would cost more than they save. The processor's time does not count, as
-            that of imports by the first item: threads take turns with it; nor does that which others have the processor.
-        most: threads at most.
+    ``function``: called by several threads at once, ``most`` at most. ``at_hand``: whether storage is this machine's, or
+    mounted there. Then items are done one by one as long as each waits less than 0.5 ms on average: threads would cost more
+    than they save. The processor's time does not count, as that of imports by the first item: threads take turns with it;
+    nor does that which others have the processor.
     """
     done: list[_T] = []
     begun, displaced = _waited(), displaced_time() if at_hand else 0

@@ -282,8 +282,7 @@ def encode(record: Record) -> bytes:
 def decode(value: bytes) -> Any:
     """The record that :func:`encode` made.
 
-    Raises:
-        StateError: it is none, or was written by a version of stoker with other records.
+    StateError if it is none, or was written by a version of stoker with other records.
     """
     try:
         version, kind, fields = json.loads(value)

@@ -123,12 +123,10 @@ def give_back(
     What it had committed stays, as a split that ends there: so a worker that got no answer sees which of its commits were
     taken. Giving that back forgets it.
 
-    Args:
-        reason: why; kept for the message that names what was set aside.
-        lost: whether nobody knows how far the worker has delivered: it may be all.
-        delivered: one past the last position that it is known to have delivered.
-        attempts: how many such leases without a commit the range is given in all.
-        blame: whether this lease counts as one. A worker that leaves in good order is no reason to think ill of it.
+    ``reason``: kept for the message that names what was set aside. ``lost``: whether nobody knows how far the worker has
+    delivered: it may be all. ``delivered``: one past the last position that it is known to have delivered. ``attempts``: how
+    many such leases without a commit the range is given in all. ``blame``: whether this lease counts as one. A worker that
+    leaves in good order is no reason to think ill of it.
     """
     splits = tuple([other for other in lane.splits if other.token != split.token])
     if split.cursor == split.end:

@@ -112,9 +112,8 @@ class Retries:
     ) -> T:
         """Call ``operation(attempt)``, attempt counting from 0, until it returns or fails for good.
 
-        Raises:
-            StorageError: what the last :class:`TransientError` makes, once there is no patience left.
-            Exception: anything else that ``operation`` raises, at once.
+        Raises what the last :class:`TransientError` makes, once there is no patience left; anything else that ``operation``
+        raises, at once.
         """
         begun, failed = clock(), 0.0
         attempt = 0

@@ -51,16 +51,10 @@ _opening: set[_End] = set()
 
 
 def hold(root: Path, name: str, user: object) -> _End | None:
-    """Mark a file of a cache as in use while what uses it lives.
+    """Mark a file of a cache as in use while ``user`` lives: its map, or what stands for who is about to map it.
 
-    Args:
-        user: its map, or what stands for who is about to map it.
-
-    Returns:
-        Ends it sooner, when called; ``None`` where nothing can be marked.
-
-    Raises:
-        OSError: the process can not open one more file.
+    OSError if the process can not open one more file. Gives what ends it sooner, when called; ``None`` where nothing can be
+    marked.
     """
     offset = lock_offset(name)
     with _lock:

@@ -22,17 +22,12 @@ _KEEPING: Final = ctypes.PyDLL(None, use_errno=True)
 
 
 def lock_byte(descriptor: int, offset: int, kind: Literal["shared", "exclusive"], *, at_once: bool = False) -> bool:
-    """Lock the byte at ``offset``, without waiting; whether it is locked now.
+    """Lock the byte at ``offset``, without waiting; whether it is locked now. The file need not be that long.
 
-    Args:
-        descriptor: of the file; open for reading if ``shared``, for writing if ``exclusive``.
-        offset: in bytes; the file need not be that long.
-        kind: ``shared`` locks exclude ``exclusive`` ones, ``exclusive`` locks exclude all.
-        at_once: the kernel answers by itself, as for a file system of this machine alone: Python's lock is kept, which
-            among many threads costs ten times as much to take again.
-
-    Raises:
-        OSError: the descriptor is closed, or not open for what ``kind`` needs.
+    OSError if the descriptor is closed, or not open for what ``kind`` needs: reading for ``shared``, writing for
+    ``exclusive``. ``kind``: ``shared`` locks exclude ``exclusive`` ones, ``exclusive`` locks exclude all. ``at_once``: the
+    kernel answers by itself, as for a file system of this machine alone: Python's lock is kept, which among many threads
+    costs ten times as much to take again.
     """
     try:
         return _ask(descriptor, fcntl.F_OFD_SETLK, _KINDS[kind], offset, at_once) != fcntl.F_UNLCK

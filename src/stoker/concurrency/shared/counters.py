@@ -240,14 +240,10 @@ class Counts(SharedRows):
             row[Count.BYTES_OPENED] += size
 
     def read_step(self, samples: int, remote: int, ready: int, awaited: int, nanoseconds: int) -> None:
-        """Count a step of reading.
+        """Count a step of reading, which took so many nanoseconds.
 
-        Args:
-            samples: that were read in it.
-            remote: how many of them lie in shards that were not in the cache when this process first wanted them.
-            ready: shards of it that were open when it began.
-            awaited: shards that were not.
-            nanoseconds: that it took.
+        ``remote``: samples of it in shards that were not in the cache when this process first wanted them. ``ready``: shards
+        of it that were open when it began. ``awaited``: those that were not.
         """
         row = self._mine()
         with self._lock:

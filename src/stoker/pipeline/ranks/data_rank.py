@@ -263,17 +263,10 @@ class RankComparison:
         return found
 
     def compare(self, order: SampleOrder, point: EpochPosition, data_rank: DataRank, loads: int, left: int) -> None:
-        """Compare an epoch that begins.
+        """Compare an epoch that begins at ``point``.
 
-        Args:
-            order: what is read.
-            point: where it begins.
-            data_rank: who reads.
-            loads: states that were loaded before.
-            left: batches that the iteration before had delivered; 0 where there was none.
-
-        Raises:
-            ConfigError: another rank reads other data, or in another order, or takes the part of this one.
+        ConfigError if another rank reads other data, or in another order, or takes the part of this one. ``loads``: states
+        that were loaded before. ``left``: batches that the iteration before had delivered; 0 where there was none.
         """
         if (group := _group()) is None:
             return

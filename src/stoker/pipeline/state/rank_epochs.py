@@ -80,19 +80,13 @@ class RankEpochs:
         *,
         since_resume: bool = False,
     ) -> StepSamples:
-        """The samples of a step.
+        """The samples of a step, which has so many batches before it in the epoch.
 
-        Args:
-            step: batches before it in the epoch.
-            rank: of those that read different samples; ``None``: all, one after the other.
-            epoch: its number; see :meth:`~stoker.pipeline.state.resume.ResumeState.latest`.
-            batch_size: of a rank.
-            world: of another run: how many ranks read different samples, on nodes of as many as here, or a world that says
-                that too; ``None``: this one.
-            since_resume: steps are counted from where the epoch was resumed.
-
-        Raises:
-            ConfigError: there is no such rank, or no such step.
+        ConfigError if there is no such rank, or no such step. ``rank``: of those that read different samples; ``None``: all,
+        one after the other. ``epoch``: its number; see :meth:`~stoker.pipeline.state.resume.ResumeState.latest`.
+        ``batch_size``: of a rank. ``world``: of another run: how many ranks read different samples, on nodes of as many as
+        here, or a world that says that too; ``None``: this one. ``since_resume``: steps are counted from where the epoch was
+        resumed.
         """
         mine = self._data_rank_of(world, batch_size)
         if rank is not None and not 0 <= rank < mine.world_size:

@@ -176,12 +176,9 @@ def check_not_empty(sample_order: SampleOrder, point: EpochPosition, run: Run, d
 class ResumeState:
     """Epochs and states of a data set object, and of its copies in DataLoader workers.
 
-    Args:
-        sample_order: what is read.
-        all_ended: how a user says that all ranks have ended an epoch, for errors.
-        chain: the steps that make samples, as states name them.
-        others: the entries that identify the datasets of its zips and joins, by their names.
-        quarantine: leaves samples out; with the pool that holds them.
+    ``all_ended``: how a user says that all ranks have ended an epoch, for errors. ``chain``: the steps that make samples, as
+    states name them. ``others``: the entries that identify the datasets of its zips and joins, by their names.
+    ``quarantine``: leaves samples out; with the pool that holds them.
 
     ``sample_order``: what is read. ``loads``: how many states were loaded into this object. Each ends the iterations that
     were running.
@@ -320,14 +317,8 @@ class ResumeState:
     def after(self, samples: int, data_rank: DataRank, *, from_beginning: bool, ended: bool = False) -> EpochPosition:
         """The position to resume from, after ``samples`` of the epoch or, if not ``from_beginning``, of this run of it.
 
-        Args:
-            samples: over all ranks.
-            data_rank: this rank.
-            from_beginning: see above.
-            ended: whether the caller has had the epoch that was begun last, and counts samples of the one after it.
-
-        Raises:
-            StateError: no run has got to where that is.
+        StateError if no run has got to where that is. ``samples``: over all ranks. ``ended``: whether the caller has had the
+        epoch that was begun last, and counts samples of the one after it.
         """
         if samples < 0:
             raise StateError(f"num_samples must be at least 0, got {samples}")
@@ -383,14 +374,8 @@ class ResumeState:
     ) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``.
 
-        Args:
-            start: where it began.
-            batches: how many of this rank's were delivered.
-            data_rank: this rank.
-            ended: whether this rank was then told that there are no more.
-
-        Raises:
-            StateError: it has ended, and other ranks have more.
+        StateError if it has ended, and other ranks have more. ``batches``: how many of this rank's were delivered. ``ended``:
+        whether this rank was then told that there are no more.
         """
         start = with_epoch_start(self.sample_order, start, data_rank)
         if not batches and not ended:
@@ -430,15 +415,8 @@ class ResumeState:
     def load(self, state: Mapping[str, Any], worker: LoaderWorker, data_rank: DataRank, *, check: bool = True) -> None:
         """Make the next iteration resume where ``state`` was taken.
 
-        Args:
-            state: of :meth:`state`.
-            worker: this process.
-            data_rank: likewise.
-            check: whether the batch size is known, to see that this world can resume there.
-
-        Raises:
-            StateError: it belongs to another data set, to other order settings, or to another worker, or this world can not
-                resume there.
+        StateError if it belongs to another data set, to other order settings, or to another worker, or this world can not
+        resume there. ``check``: whether the batch size is known, to see that.
         """
         from stoker.pipeline.state.state import check_same_steps, read_state, read_worker_part, same_so_far
 

@@ -161,19 +161,10 @@ def make_state(sample_order: SampleOrder, point: EpochPosition, data_rank: DataR
 def read_state(
     state: Mapping[str, Any], sample_order: SampleOrder, data_rank: DataRank, what: str = "state"
 ) -> tuple[EpochPosition, SampleOrder]:
-    """Check a state against the dataset and settings at hand.
+    """Check a state against the dataset and settings at hand: the position to resume at, and the sample order.
 
-    Args:
-        sample_order: the order of the data at hand.
-        data_rank: who reads.
-        what: how the caller calls the state, for messages.
-
-    Returns:
-        The position to resume at, and the sample order. The order differs from the given one if the state's run had
-        changed its streams.
-
-    Raises:
-        StateError: it is no state, or belongs to another dataset or another order; says exactly what differs.
+    The order differs from the given one if the state's run had changed its streams. StateError if it is no state, or belongs
+    to another dataset or another order; says exactly what differs. ``what``: how the caller calls the state, for messages.
     """
     saved = _read(state)
     if "version" not in saved:
@@ -266,15 +257,9 @@ def check_same_steps(
 ) -> None:
     """Compare the steps of the chain that a state names, and the datasets beside its own, with those at hand.
 
-    Another chain is logged.
-
-    Args:
-        others: the entries that identify the datasets of its zips and joins at hand, by their names.
-        inside: whether the state was taken inside an epoch.
-
-    Raises:
-        StateError: it was, and steps that decide which samples there are differ: some would come twice, or not at all. Or a
-            join has another dataset now.
+    Another chain is logged. StateError if the state was taken ``inside`` an epoch, and steps that decide which samples there
+    are differ: some would come twice, or not at all; or if a join has another dataset now. ``others``: the entries that
+    identify the datasets of its zips and joins at hand, by their names.
     """
     saved = _read(state)
     for name, before in saved.get("others", {}).items():

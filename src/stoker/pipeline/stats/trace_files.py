@@ -150,12 +150,8 @@ def nest(spans: NDArray[Any]) -> None:
 def write_trace(path: Path, processes: Sequence[TracedProcess], facts: TraceFacts, folder: Path) -> None:
     """Write the trace as Perfetto and ``chrome://tracing`` read it; compressed where the name ends in ``.gz``.
 
-    Args:
-        path: the file, which appears whole.
-        folder: where it is written before; one that is removed in any case.
-
-    Raises:
-        OSError: it can not be written.
+    OSError if it can not be written. ``path``: the file, which appears whole. ``folder``: where it is written before; one
+    that is removed in any case.
     """
     beside = folder / "written"
     with gzip.open(beside, "wt", 3) if path.suffix == ".gz" else open(beside, "w") as out:

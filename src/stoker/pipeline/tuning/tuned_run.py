@@ -181,16 +181,9 @@ class TunedRun:
         self._own = time.thread_time_ns() if self._clocked else 0
 
     def took(self, samples: int, waited: int, found: object, *, full: bool) -> bool:
-        """Note that the consumer has got a chunk.
+        """Note that the consumer has got a chunk of so many samples, for which it has waited so many nanoseconds.
 
-        Args:
-            samples: of it.
-            waited: nanoseconds for which it waited.
-            found: what was made of it.
-            full: whether the lookahead was full.
-
-        Returns:
-            Whether values may have changed.
+        ``found``: what was made of it. ``full``: whether the lookahead was full. Gives whether values may have changed.
         """
         assert self.runner is not None
         own, self._own = self._own, -1

@@ -131,15 +131,9 @@ class Tuner:
     ) -> TunedRun:
         """Begin to tune a pipeline; the one before is tuned no more.
 
-        Args:
-            amounts: what it reads ahead untuned.
-            batch_size: of its rank.
-            chunk_bytes: bytes of a step of reading, about.
-            threads: that read ahead at the beginning.
-            tune_threads: whether there may be more or less of them.
-            processes: that read at the beginning, or may be chosen to.
-            tune_processes: whether there may be more of them.
-            worker: this process.
+        ``amounts``: what it reads ahead untuned. ``batch_size``: of its rank. ``chunk_bytes``: bytes of a step of reading,
+        about. ``threads``, ``processes``: that read at the beginning, or may be chosen to. ``tune_threads``: whether there
+        may be more or less of them. ``tune_processes``: whether there may be more. ``worker``: this process.
         """
         from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
         from stoker.pipeline.tuning.tuned_run import Tuning
