@@ -70,47 +70,6 @@ class HeaderWalk:
         return not self.short.is_set() and size > self._least
 
 
-class WalkedSource:
-    """A file of a store that is read from its begin to its end with long steps.
-
-    ShortStepsError by :meth:`read`, once steps were short.
-    """
-
-    def __init__(self, walk: HeaderWalk, read: Callable[[int, int], bytes], size: int, where: str) -> None:
-        self.where = where
-        self.size = size
-        self._read = read
-        self._size = walk.block
-        self._short = walk.short
-        self._first = 0
-        self._reached = 0
-        self._block = b""
-        self._requests = 0
-        self._seconds = 0.0
-
-    def read(self, start: int, end: int) -> bytes:
-        """See :class:`~stoker.formats.common.inspect_header.ByteSource`."""
-        check_range(self, start, end)
-        if end - start > self._size:  # what a member holds, not a head
-            return self._read(start, end)
-        if not (self._first <= start and end <= self._first + len(self._block)):
-            self._reached = max(self._reached, start)  # at the end, some members are looked at again
-            if self._short.is_set() or self._is_slow():
-                self._short.set()
-                raise ShortStepsError
-            begun = time.monotonic()
-            self._block = self._read(start, min(self.size, start + self._size))
-            self._seconds += time.monotonic() - begun
-            self._requests += 1
-            self._first = start
-        return self._block[start - self._first : end - self._first]
-
-    def _is_slow(self) -> bool:
-        if self._requests < _TRIAL:
-            return False
-        return self._reached < max(self._requests * _BLOCKS * self._size, self._seconds * _RATE)
-
-
 @dataclass(frozen=True, slots=True)
 class BadFile:
     """A file that can not be read. ``key``: the file. ``problem``: what is wrong with it."""
@@ -224,7 +183,7 @@ class HeaderReader:
         source: ByteSource | None = None
         if reader.steps and codec is None and self._walk.worth_trying(file.size):
             with contextlib.suppress(ShortStepsError), self._store.opened_ranges(file.key) as read:
-                source = WalkedSource(self._walk, read, file.size, where)
+                source = WalkedSource(self._walk, self._store, file.key, file.size, where, read)
                 return _header(reader, source, settings), None
         unpacked = None
         try:
@@ -352,3 +311,37 @@ class StoreSource:
             if size == self.size:
                 raise
             raise CorruptDataError(f"it is being written to: it had {self.size} bytes, and has {size}") from None
+
+
+class WalkedSource(StoreSource):
+    """A file of a store that is read from its begin to its end with long steps.
+
+    ShortStepsError by :meth:`read`, once steps were short.
+    """
+
+    def __init__(
+        self, walk: HeaderWalk, store: Store, key: str, size: int, where: str, read: Callable[[int, int], bytes]
+    ) -> None:
+        super().__init__(store, key, size, where, read)
+        self._block, self._blocks = walk.block, deque(maxlen=1)
+        self._short = walk.short
+        self._reached = self._requests = 0
+        self._seconds = 0.0
+
+    def _fetch(self, start: int, end: int) -> bytes:
+        if end - start > self._block:  # what a member holds, not a head
+            return super()._fetch(start, end)
+        self._reached = max(self._reached, start)  # at the end, some members are looked at again
+        if self._short.is_set() or self._is_slow():
+            self._short.set()
+            raise ShortStepsError
+        begun = time.monotonic()
+        found = super()._fetch(start, end)
+        self._seconds += time.monotonic() - begun
+        self._requests += 1
+        return found
+
+    def _is_slow(self) -> bool:
+        if self._requests < _TRIAL:
+            return False
+        return self._reached < max(self._requests * _BLOCKS * self._block, self._seconds * _RATE)
