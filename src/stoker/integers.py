@@ -1,4 +1,4 @@
-"""Hashes of integers, concatenated ranges of them, integers of variable length, and counts of untrusted input.
+"""Hashes of integers, concatenated ranges of them, integers of variable length, and checks of untrusted numbers.
 
 The hash is SplitMix64's output function (G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators",
 2014). Orders, placements and synthetic values depend on it: what it gives for a number never changes.
@@ -26,6 +26,11 @@ M2: Final = 0x94D049BB133111EB
 def is_count(value: Any) -> bool:
     """Whether a value of a state is a count, such as one of samples."""
     return type(value) is int and 0 <= value < 1 << 62
+
+
+def first_true(mask: NDArray[np.bool_]) -> int | None:
+    """Index of the first that is true; ``None`` where none is."""
+    return int(mask.argmax()) if mask.any() else None
 
 
 def encode_varint(value: int) -> bytes:

@@ -27,6 +27,7 @@ from stoker.formats.common.container import (
 )
 from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.entries import FLOATS
+from stoker.formats.common.gather import cut
 from stoker.formats.common.inspect_header import ByteSource, ByteSourceFile, HeaderFacts, MappedSource, check_count
 from stoker.formats.common.records import BytesLike
 from stoker.formats.mds.encodings import Encoding
@@ -52,11 +53,8 @@ class _Bytes(ColumnValues):
         self.nbytes = self._offsets.nbytes
 
     def take(self, rows: Ids, *, views: bool = False) -> Column:
-        bounds = zip(self._offsets[rows].tolist(), self._offsets[rows + 1].tolist(), strict=True)
-        data = self._data
-        if views:
-            return [data[begin:end] for begin, end in bounds]
-        return [bytes(data[begin:end]) for begin, end in bounds]
+        values = cut(self._data, self._offsets[rows], self._offsets[rows + 1])
+        return values if views else list(map(bytes, values))
 
 
 class ArrowShard(PackedShard):

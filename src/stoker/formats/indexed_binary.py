@@ -24,7 +24,9 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.container import PackedFormat, PackedShard
 from stoker.formats.common.file_shards import SpanDetail, span_bytes
+from stoker.formats.common.gather import cut
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, ShardSpan, check_count, piece_bytes, whole
+from stoker.integers import first_true
 from stoker.types import Array, Buffer, Column, Ids
 
 _WIDTH = 8
@@ -54,16 +56,13 @@ class IndexedBinaryShard(PackedShard):
         """
         begins, sizes, total = self._begins[rows], self._sizes[rows], len(self._data)
         wrong = (begins > total) | (sizes > total - np.minimum(begins, total))
-        if wrong.any():
-            at = int(np.argmax(wrong))
+        if (at := first_true(wrong)) is not None:
             raise CorruptDataError(
                 f"{self.where}: record {int(rows[at])} of {int(sizes[at])} bytes begins at byte {int(begins[at])} of {total}"
                 ". Were the files written together?"
             )
-        spans = zip(begins.tolist(), (begins + sizes).tolist(), strict=True)
-        if self.options.views:
-            return [self._data[begin:end] for begin, end in spans]
-        return [bytes(self._data[begin:end]) for begin, end in spans]
+        values = cut(self._data, begins, begins + sizes)
+        return values if self.options.views else list(map(bytes, values))
 
 
 class IndexedBinaryFormat(PackedFormat):
@@ -176,8 +175,7 @@ def read_index(data: NDArray[np.uint8], where: str) -> MegatronIndex:
 def _checked(dtype: np.dtype[Any], lengths: Array, byte_offsets: Array, first: int, where: str) -> tuple[Ids, Ids]:
     """Lengths and byte offsets, checked; ``first`` is the number of the first of them."""
     wrong = (lengths < 0) | (byte_offsets < 0) | (byte_offsets % dtype.itemsize != 0) | (byte_offsets > _FARTHEST)
-    if wrong.any():
-        row = int(np.argmax(wrong))
+    if (row := first_true(wrong)) is not None:
         raise CorruptDataError(
             f"{where} says that sequence {first + row} of {int(lengths[row])} tokens begins at byte "
             f"{int(byte_offsets[row])}, which is impossible"
@@ -228,8 +226,7 @@ def _samples_of(index: MegatronIndex, document: bool, where: str, start: int = 0
     inner = np.ones(max(0, len(ends) - 1), np.bool_)
     starts = low[(low > 0) & (low < len(ends))]
     inner[starts - 1] = False
-    if (inner & (ends[:-1] != index.byte_offsets[1:])).any():
-        row = int(np.argmax(inner & (ends[:-1] != index.byte_offsets[1:])))
+    if (row := first_true(inner & (ends[:-1] != index.byte_offsets[1:]))) is not None:
         raise CorruptDataError(
             f"{where}: sequences {row} and {row + 1} are of one document but do not follow each other: read them with "
             'format_options={"unit": "sequence"}'
@@ -262,8 +259,8 @@ class MegatronShard(PackedShard):
             raise CorruptDataError(
                 f"{there} now says that tokens are {index.dtype.name}, which it did not when the dataset was opened"
             )
-        if len(self._begins) and (int(self._begins.min()) < 0 or int(self._ends.max()) > len(data)):
-            row = int(np.argmax((self._begins < 0) | (self._ends > len(data))))  # lengths are not negative
+        wrong = (self._begins < 0) | (self._ends > len(data))  # lengths are not negative
+        if (row := first_true(wrong)) is not None:
             raise CorruptDataError(
                 f"{where}: sample {row} lies at bytes {int(self._begins[row])} to {int(self._ends[row])} of {len(data)}. "
                 "Were the .idx and the .bin written together?"
@@ -274,11 +271,8 @@ class MegatronShard(PackedShard):
     def take(self, name: str, rows: Ids) -> Column:  # noqa: ARG002 - there is one column
         """See :class:`~stoker.formats.common.container.PackedShard`: an array a sample, a view of the file if asked for."""
         width = self._dtype.itemsize
-        begins, ends = (self._begins[rows] // width).tolist(), (self._ends[rows] // width).tolist()
-        tokens = self._tokens
-        if self.options.views:
-            return [tokens[a:b] for a, b in zip(begins, ends, strict=True)]
-        return [tokens[a:b].copy() for a, b in zip(begins, ends, strict=True)]
+        values = cut(self._tokens, self._begins[rows] // width, self._ends[rows] // width)
+        return values if self.options.views else [value.copy() for value in values]
 
 
 class MegatronFormat(PackedFormat):
@@ -318,6 +312,6 @@ def _spans(begins: Ids, ends: Ids, size: int) -> list[ShardSpan]:
     first = 0
     while first < len(begins):
         stop = max(first + 1, int(np.searchsorted(ends, int(begins[first]) + size, side="right")))
-        spans.append(ShardSpan(int(begins[first]), int(ends[stop - 1]), stop - first))
+        spans.append((int(begins[first]), int(ends[stop - 1]), stop - first))
         first = stop
     return spans

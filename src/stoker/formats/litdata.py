@@ -49,6 +49,7 @@ from stoker.formats.litdata_values import (
     word_of,
 )
 from stoker.formats.unstacked import iterate_rows
+from stoker.integers import first_true
 from stoker.types import Batch, Buffer, Column, Ids, PooledBuffer
 
 TREES: Final = "PyTreeLoader"
@@ -308,17 +309,15 @@ class LitDataShard(OpenShard):
             return items.begins[:, None], items.sizes[:, None]
         if not len(rows):
             return np.zeros((0, count), np.int64), np.zeros((0, count), np.int64)
-        short = np.flatnonzero(items.sizes < 4 * count)
-        if short.size:
+        if (short := first_true(items.sizes < 4 * count)) is not None:
             raise CorruptDataError(
-                f"{self.where}: sample {rows[short[0]]} has {items.sizes[short[0]]} bytes, too few for the sizes of its "
+                f"{self.where}: sample {rows[short]} has {items.sizes[short]} bytes, too few for the sizes of its "
                 f"{count} values"
             )
         sizes = gather_rows(address_of(items.data) + items.begins, 4 * count).view("<u4").astype(np.int64)
         ends = np.cumsum(sizes, axis=1) + 4 * count
-        wrong = np.flatnonzero(ends[:, -1] != items.sizes)
-        if wrong.size:
-            raise CorruptDataError(f"{self.where}: sample {rows[wrong[0]]}: the sizes of its values do not add up")
+        if (wrong := first_true(ends[:, -1] != items.sizes)) is not None:
+            raise CorruptDataError(f"{self.where}: sample {rows[wrong]}: the sizes of its values do not add up")
         return items.begins[:, None] + ends - sizes, sizes
 
     def _decoders(self, name: str) -> list[Callable[[bytes], Any]]:
@@ -360,11 +359,8 @@ class LitDataShard(OpenShard):
 
     def _numbers(self, name: str, leaf: str, data: NDArray[np.uint8], begins: Ids, sizes: Ids, rows: Ids) -> Column:
         dtype = np.dtype(FIXED[leaf])
-        wrong = np.flatnonzero(sizes != dtype.itemsize)
-        if wrong.size:
-            raise CorruptDataError(
-                f"{self.where}: sample {rows[wrong[0]]}: {name!r} is {leaf} of {sizes[wrong[0]]} bytes"
-            )
+        if (wrong := first_true(sizes != dtype.itemsize)) is not None:
+            raise CorruptDataError(f"{self.where}: sample {rows[wrong]}: {name!r} is {leaf} of {sizes[wrong]} bytes")
         if not len(rows):
             return np.zeros(0, bool if leaf == "bool" else dtype)
         values = gather_rows(address_of(data) + begins, dtype.itemsize).view(dtype)[:, 0]

@@ -24,7 +24,7 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import check_indexed, decode_fixed
 from stoker.formats.common.container import PackedFormat, PackedShard, fixed_kind, read_gathered
 from stoker.formats.common.decoded_memory import Shelf, memory_of
-from stoker.formats.common.gather import gather_rows
+from stoker.formats.common.gather import gather_rows, run_of
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 MOST_DIMENSIONS: Final = 32
@@ -67,12 +67,11 @@ class ArrayShard(PackedShard):
         array = self.array(name)
         if name in self.varying:
             return [self._one(array[row]) for row in rows.tolist()]
-        if self.options.views and name not in self.encodings and len(rows) and array.dtype.isnative:
-            run = int(rows[-1]) - int(rows[0]) == len(rows) - 1 and (np.diff(rows) == 1).all()
-            if run and array.dtype.kind not in "SUV":
-                view = array[int(rows[0]) : int(rows[-1]) + 1]
-                view.flags.writeable = False
-                return view
+        run = run_of(rows) if self.options.views and name not in self.encodings else None
+        if run is not None and array.dtype.isnative and array.dtype.kind not in "SUV":
+            view = array[run]
+            view.flags.writeable = False
+            return view
         return self.finish(name, rows, array[rows])
 
     def _one(self, value: Array) -> Any:

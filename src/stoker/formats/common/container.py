@@ -32,7 +32,7 @@ from stoker.formats.common.checks import (
     wanted_columns,
 )
 from stoker.formats.common.entries import column_names
-from stoker.formats.common.gather import address_of, gather_rows
+from stoker.formats.common.gather import address_of, cut, gather_rows, record_bounds
 from stoker.formats.common.records import BytesLike
 from stoker.formats.format import Format
 from stoker.formats.mds.encoder import MDSEncoder
@@ -56,8 +56,7 @@ class Slices:
 
     def cut(self, body: memoryview) -> list[memoryview]:
         """Views of the values."""
-        bounds = zip(self.begins.tolist(), (self.begins + self.lengths).tolist(), strict=True)
-        return [body[begin:end] for begin, end in bounds]
+        return cut(body, self.begins, self.begins + self.lengths)
 
 
 class PackedEncoder(MDSEncoder):
@@ -96,25 +95,12 @@ class PackedEncoder(MDSEncoder):
 
     def slices(self, body: memoryview, ends: Ids) -> dict[str, Slices]:
         """Finds each column's values in the records."""
-        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
+        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else np.zeros(0, np.int64)
         sizes = [encoding.size for encoding in self.encodings.values()]
-        variable = sum(size is None for size in sizes)
-        data = np.frombuffer(body, np.uint8)
-        heads = None
-        if variable and len(ends):
-            heads = gather_rows(address_of(data) + starts, 4 * variable).view("<u4").astype(np.int64)
-        cursor = starts + 4 * variable
-        number = 0
-        found: dict[str, Slices] = {}
-        for name, size in zip(self.encodings, sizes, strict=True):
-            if size is not None:
-                lengths = np.full(len(ends), size, np.int64)
-            else:
-                lengths = heads[:, number] if heads is not None else np.zeros(len(ends), np.int64)
-                number += 1
-            found[name] = Slices(cursor, lengths)
-            cursor = cursor + lengths
-        return found
+        begins, lengths, _ = record_bounds(sizes, address_of(np.frombuffer(body, np.uint8)) + starts, starts)
+        fixed = {number: np.full(len(ends), size, np.int64) for number, size in enumerate(sizes) if size is not None}
+        lengths.update(fixed)
+        return {name: Slices(begins[number], lengths[number]) for number, name in enumerate(self.encodings)}
 
     def arrays(self, body: memoryview, ends: Ids) -> dict[str, Array]:
         """Columns of fixed width as arrays of shape ``(n, ...)``, in the dtypes that they are stored in."""

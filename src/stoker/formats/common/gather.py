@@ -186,6 +186,40 @@ def gather_u32(addresses: Ids, count: int) -> Array:
     return gather_rows(addresses, 4 * count).view("<u4").astype(np.int64)
 
 
+def record_bounds(sizes: Sequence[int | None], records: Ids, starts: Ids) -> tuple[list[Ids], dict[int, Ids], Ids]:
+    """The columns of records as MDS has them: u32 sizes of those of no fixed size, then the values of all in order.
+
+    ``sizes``: bytes of each column's values; ``None`` where they differ. ``records``: address of each record; int64, shape
+    ``(n,)``. ``starts``: from where each is counted. Gives where each column begins, the lengths of those of no fixed size,
+    by their numbers, and where the records end.
+    """
+    variable = sum(size is None for size in sizes)
+    told = gather_u32(records, variable) if variable else None
+    begins: list[Ids] = []
+    lengths: dict[int, Ids] = {}
+    cursor = starts + 4 * variable
+    for number, size in enumerate(sizes):
+        begins.append(cursor)
+        if size is None:
+            assert told is not None
+            lengths[number] = told[:, len(lengths)]
+        cursor = cursor + (lengths[number] if size is None else size)
+    return begins, lengths, cursor
+
+
+def run_of(rows: Ids) -> slice | None:
+    """Rows that follow each other, as a slice."""
+    count = len(rows)
+    if not count or int(rows[-1]) - int(rows[0]) != count - 1 or (count > 2 and (np.diff(rows) != 1).any()):
+        return None
+    return slice(int(rows[0]), int(rows[0]) + count)
+
+
+def cut(data: Any, begins: Ids, ends: Ids) -> list[Any]:
+    """Slices of a buffer: copies of bytes, and views of a view."""
+    return [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+
 def gather_spans(
     buffers: Sequence[Buffer], which: Ids | None, begins: Ids, ends: Ids, between: bytes = b""
 ) -> tuple[bytes, Ids]:
@@ -195,12 +229,11 @@ def gather_spans(
     ``begins``, ``ends``: where each begins and ends; int64, shape ``(n,)``, checked. ``between``: bytes to put between each
     two.
     """
-    bounds = begins.tolist(), ends.tolist()
     if which is None or len(buffers) == 1:
-        buffer = buffers[0]
-        copies = [buffer[begin:end] for begin, end in zip(*bounds, strict=True)]
+        copies = cut(buffers[0], begins, ends)
     else:
-        copies = [buffers[turn][begin:end] for turn, begin, end in zip(which.tolist(), *bounds, strict=True)]
+        bounds = zip(which.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        copies = [buffers[turn][begin:end] for turn, begin, end in bounds]
     sizes = ends - begins + len(between)
     starts: Ids = np.cumsum(sizes) - sizes
     return between.join(copies), starts

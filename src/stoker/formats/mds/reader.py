@@ -25,9 +25,10 @@ from stoker.formats.common.checks import (
     unsafe_columns,
     wanted_columns,
 )
-from stoker.formats.common.gather import address_of, gather_rows, gather_u32
+from stoker.formats.common.gather import address_of, gather_rows, gather_u32, record_bounds
 from stoker.formats.format import Format
 from stoker.formats.mds.encodings import Encoding, RawColumn, UnknownEncoding, mds_encoding, registered
+from stoker.integers import first_true
 from stoker.types import Batch, Buffer, Column, Ids, Sample
 
 _PAIR: Final = Struct("<2I")
@@ -172,9 +173,7 @@ class MDSShard:
             )
         width = self.layout.width
         least = 4 * self.layout.variable
-        wrong = lengths < least if width is None else lengths != width
-        if wrong.any():
-            row = int(np.argmax(wrong))
+        if (row := first_true(lengths < least if width is None else lengths != width)) is not None:
             raise CorruptDataError(
                 f"{self.where}: sample {row} has {lengths[row]} bytes, its columns need "
                 f"{width if width is not None else f'at least {least}'}"
@@ -277,7 +276,7 @@ def _fixed(addresses: Ids, size: int, *, at_once: bool = False) -> NDArray[np.ui
 
 
 def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[Ids], dict[int, Ids]]:
-    """Address of each sample's shard; offsets in the shard and lengths of its columns, see :func:`_value_bounds`."""
+    """Address of each sample's shard; offsets in it of the columns, and lengths, by number, of those of no fixed one."""
     base, samples, offsets = np.array([shard.addresses for shard in shards], dtype=np.int64).T.take(which, axis=1)
     # The gather below reads memory by address: nothing unchecked may reach it.
     try:
@@ -287,8 +286,14 @@ def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[
             if shards[shard].intact <= row < shards[shard].samples:
                 raise shards[shard].cut_error(row) from None
         raise
-    bounds = gather_u32(offsets + 4 * rows, 2)
-    begins, lengths = _value_bounds(shards, which, rows, base, bounds[:, 0], bounds[:, 1])
+    start, end = gather_u32(offsets + 4 * rows, 2).T
+    begins, lengths, cursor = record_bounds(shards[0].layout.sizes, base + start, start)
+    # Sizes are unsigned, so the cursor never runs backwards: one check at the end bounds every column.
+    if lengths and (bad := first_true(cursor != end)) is not None:
+        raise CorruptDataError(
+            f"{shards[int(which[bad])].where}: sample {int(rows[bad])}: its columns' sizes add up to "
+            f"{int(cursor[bad] - start[bad])} bytes, the sample has {int(end[bad] - start[bad])}"
+        )
     return base, begins, lengths
 
 
@@ -301,33 +306,6 @@ def _wanted(layout: RecordLayout, columns: Sequence[str] | None, shard: MDSShard
         if isinstance(encoding, UnknownEncoding):
             raise ConfigError(f"{shard.where}: column {name!r}: {encoding.refusal}")
     return wanted
-
-
-def _value_bounds(
-    shards: Sequence[MDSShard], which: Ids, rows: Ids, base: Ids, start: Ids, end: Ids
-) -> tuple[list[Ids], dict[int, Ids]]:
-    """Offset in the file of each column of each sample, and lengths of those columns, by number, that have no fixed one."""
-    layout = shards[0].layout
-    begins: list[Ids] = []
-    lengths: dict[int, Ids] = {}
-    cursor = start + 4 * layout.variable
-    sizes = gather_u32(base + start, layout.variable) if layout.variable else None
-    for k, size in enumerate(layout.sizes):
-        begins.append(cursor)
-        if size is None:
-            assert sizes is not None
-            lengths[k] = sizes[:, len(lengths)]
-            cursor = cursor + lengths[k]
-        else:
-            cursor = cursor + size
-    # Sizes are unsigned, so the cursor never runs backwards: one check at the end bounds every column.
-    if sizes is not None and not np.array_equal(cursor, end):
-        bad = int(np.flatnonzero(cursor != end)[0])
-        raise CorruptDataError(
-            f"{shards[int(which[bad])].where}: sample {int(rows[bad])}: its columns' sizes add up to "
-            f"{int(cursor[bad] - start[bad])} bytes, the sample has {int(end[bad] - start[bad])}"
-        )
-    return begins, lengths
 
 
 def _blame(

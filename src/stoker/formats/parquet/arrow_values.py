@@ -13,9 +13,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.formats.common.gather import cut, run_of
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.schema import kind_of, tensor_order
-from stoker.formats.parquet.values import ColumnValues, Fixed, Holed, RaggedLists, run_of
+from stoker.formats.parquet.values import ColumnValues, Fixed, Holed, RaggedLists
 from stoker.formats.unstacked import Unstacked, spread
 from stoker.types import Column, Ids
 
@@ -221,7 +222,7 @@ def _lists(array: Any) -> Make:
         inner = np.arange(total) + np.repeat(starts[rows] - begins, sizes)
         parts = [column.take(inner) for column in columns]
         values = list(zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
-        return [values[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+        return cut(values, begins, ends)
 
     return make
 

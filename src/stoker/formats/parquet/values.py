@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError
 from stoker.formats.common.checks import decode_fixed, decode_values
-from stoker.formats.common.gather import gather_rows
+from stoker.formats.common.gather import gather_rows, run_of
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.unstacked import Unstacked, spread
 from stoker.types import Array, Column, Ids
@@ -171,14 +171,6 @@ class Constant(ColumnValues):
         if isinstance(self.value, int):
             return np.full(len(rows), self.value, dtype=np.int64)
         return [self.value] * len(rows)
-
-
-def run_of(rows: Ids) -> slice | None:
-    """Rows that follow each other, as a slice."""
-    count = len(rows)
-    if not count or int(rows[-1]) - int(rows[0]) != count - 1 or (count > 2 and (np.diff(rows) != 1).any()):
-        return None
-    return slice(int(rows[0]), int(rows[0]) + count)
 
 
 def gather(columns: Sequence[AddressedValues], which: Ids, rows: Ids) -> Array:

@@ -29,13 +29,14 @@ from stoker.formats.common.checks import (
     string_list,
 )
 from stoker.formats.common.container import PackedFormat, PackedShard, fixed_kind, read_offsets
-from stoker.formats.common.gather import address_of, gather_rows
+from stoker.formats.common.gather import address_of, cut, gather_rows
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, HeadView, check_count, heads_of
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.media.columns import HANDLES, Handle
 from stoker.formats.media.source import MEDIA, SharedRanges, StoredFile
 from stoker.formats.tar.headers import read_files
 from stoker.formats.unstacked import spread
+from stoker.integers import first_true
 from stoker.types import Array, Buffer, Column, Ids
 
 KEY: Final = "__key__"
@@ -186,9 +187,8 @@ class TarShard(PackedShard):
         index = members.indices.get(name)
         chosen = np.full(len(rows), -1, np.int64) if index is None else index[rows]
         there = chosen >= 0
-        if self._own and not there.all():
-            row = int(rows[int(np.argmin(there))])
-            raise CorruptDataError(f"{self.where}: sample {row} has no file for column {name!r}")
+        if self._own and (missing := first_true(~there)) is not None:
+            raise CorruptDataError(f"{self.where}: sample {rows[missing]} has no file for column {name!r}")
         files = chosen[there]
         present = rows if there.all() else rows[there]
         try:
@@ -207,7 +207,7 @@ class TarShard(PackedShard):
         begins, lengths = members.begins[files], members.lengths[files]
         data: Any = memoryview(self._data) if views else self._data  # type: ignore[arg-type]
         if not members.sparse:
-            return [data[a:b] for a, b in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
+            return cut(data, begins, begins + lengths)
         return [
             self._filled(begin, length, members.sparse[file])
             if file in members.sparse
@@ -233,10 +233,10 @@ class TarShard(PackedShard):
         elif name in self._digits:
             column = self._numbers(name, files, present)
         elif encoding.size is not None:
-            if (lengths != encoding.size).any():
-                row = int(present[int(np.argmax(lengths != encoding.size))])
+            if (wrong := first_true(lengths != encoding.size)) is not None:
                 raise CorruptDataError(
-                    f"{self.where}: sample {row}: column {name!r} is not of the {encoding.size} bytes of {encoding.name}"
+                    f"{self.where}: sample {present[wrong]}: column {name!r} is not of the {encoding.size} bytes of "
+                    f"{encoding.name}"
                 )
             column = decode_fixed(encoding, self._fixed(files, encoding.size), present, name, self.where)
         else:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import MissingPackageError
-from stoker.formats.common.gather import address_of, gather_rows
+from stoker.formats.common.gather import address_of, cut, gather_rows
 from stoker.formats.common.inspect_header import HeadView
 from stoker.integers import encode_varint
 from stoker.types import Array, Ids
@@ -302,8 +302,7 @@ class Features:
         """The values of lists of one value of bytes each."""
         starts, stops = _message(np.frombuffer(self.text, np.uint8), self.begins, self.ends, _VALUES)
         _expect(stops == self.ends)
-        text = self.text
-        return [text[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        return cut(self.text, starts, stops)
 
     def numbers(self) -> tuple[Array, Ids]:
         """The values of lists of numbers, end to end, and how many each has; float32 or int64."""

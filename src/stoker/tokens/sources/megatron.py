@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 from stoker.arguments import at_least
 from stoker.errors import ConfigError, CorruptDataError, EncodingError
 from stoker.formats.indexed_binary import DTYPES, index_bytes, read_index
+from stoker.integers import first_true
 from stoker.storage import open_store
 from stoker.storage.files import mapped
 from stoker.storage.files.file_errors import file_errors
@@ -157,8 +158,7 @@ class MegatronFile:
         if not len(self):
             return
         wrong = self._starts > self._tokens.size - self.lengths * self.dtype.itemsize
-        if wrong.any():
-            row = int(np.argmax(wrong))
+        if (row := first_true(wrong)) is not None:
             raise CorruptDataError(
                 f"{self._index} says that sequence {row} of {int(self.lengths[row])} tokens begins at byte "
                 f"{int(self._starts[row])} of {self._data}, which has {self._tokens.size} bytes. Were both written together?"

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.formats.mds.encodings.base import Encoding, RawColumn, UnfitValueError, describe
+from stoker.integers import first_true
 from stoker.types import Array, Column
 
 _STRUCT_CODES = {
@@ -238,8 +239,7 @@ def bfloat16_bits(array: Array, what: str) -> NDArray[np.uint16]:
     nan = np.isnan(single)
     out = np.where(nan, (bits >> np.uint32(16)) | np.uint32(0x40), rounded >> np.uint32(16)).astype("<u2")
     overflow = ((out & 0x7FFF) == 0x7F80) & np.isfinite(single)
-    if overflow.any():
-        row = int(np.argmax(overflow))
+    if (row := first_true(overflow)) is not None:
         raise UnfitValueError(f"expected {what}, got {flat[row]}", row=row)
     return out.reshape(array.shape)
 
@@ -259,9 +259,7 @@ def _round_floats(array: Array, dtype: np.dtype[Any], what: str) -> Array:
         packed = np.ascontiguousarray(array, dtype=dtype)
     if array.dtype.kind == "f" and array.dtype.itemsize <= dtype.itemsize:
         return packed
-    lost = np.isinf(packed) & np.isfinite(array)
-    if lost.any():
-        row = int(np.argmax(lost))
+    if (row := first_true(np.isinf(packed) & np.isfinite(array))) is not None:
         raise UnfitValueError(f"expected {what}, got {array[row]}", row=row)
     return packed
 
