@@ -194,7 +194,7 @@ class TFRecordWriter(EncoderWriter):
         out, remote, **options: as of :class:`MDSWriter`.
     """
 
-    encoder_of = "stoker.formats.tfrecord.writer:TFRecordEncoder"
+    encoder_of = "stoker.formats.tfrecord.reader:TFRecordEncoder"
 
     @checked(columns=_COLUMNS)
     def __init__(

@@ -23,7 +23,7 @@ from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import CorruptDataError
 from stoker.formats.common.inspect_header import MappedSource, check_range
 from stoker.formats.registry import get_format
-from stoker.formats.tfrecord.writer import TFRecordEncoder
+from stoker.formats.tfrecord.reader import TFRecordEncoder
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import ObjectInfo, Store, open_store

@@ -82,7 +82,7 @@ def tar_file(ids: Any) -> bytes:
 
 
 def tfrecord_file(ids: Any) -> bytes:
-    from stoker.formats.tfrecord.writer import TFRecordEncoder
+    from stoker.formats.tfrecord.reader import TFRecordEncoder
 
     encoder = TFRecordEncoder({"id": "int"}, {"compression": None, "hashes": [], "size_limit": None})
     records: Any = [encoder.encode({"id": number}) for number in ids]

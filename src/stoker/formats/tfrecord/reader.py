@@ -7,7 +7,8 @@ Lengths and their checksums are verified when a file is opened, and a record's o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -24,9 +25,10 @@ from stoker.formats.common.checks import (
     decode_values,
     packed_as,
 )
-from stoker.formats.common.container import PackedFormat, PackedShard, fixed_kind, read_offsets
-from stoker.formats.common.gather import address_of, gather_rows, gather_spans
+from stoker.formats.common.container import PackedEncoder, PackedFormat, PackedShard, fixed_kind, read_offsets
+from stoker.formats.common.gather import address_of, gather_rows, gather_spans, run_of
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, HeadView, check_count, heads_of
+from stoker.formats.common.records import BytesLike
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.tfrecord.example import (
     BYTES,
@@ -38,18 +40,22 @@ from stoker.formats.tfrecord.example import (
     Sliced,
     crc32c_function,
     crc_of_lengths,
+    feature_head,
     feature_values,
     find_features,
     has_one_value,
     mask,
     masked,
+    pack_integers,
     split_example,
 )
 from stoker.formats.unstacked import Unstacked, spread, stacked, stacks
+from stoker.integers import encode_varint, first_true
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 _HEAD: Final = 12
 _FRAME: Final = 16
+_TAGS: Final = 64
 _RAW: Final = "data"
 # Records that tell which features there are, and their bytes: as many, but two at least.
 _LOOKED_AT: Final = 32
@@ -105,12 +111,10 @@ def read_frames(data: Buffer | HeadView, offsets: Ids | None, where: str) -> Ids
         else:
             heads = gather_rows(address_of(np.frombuffer(data, np.uint8)) + offsets[:-1], _HEAD)  # type: ignore[arg-type]
         told = np.ascontiguousarray(heads[:, 8:]).view("<u4").ravel()
-        wrong = np.flatnonzero(
-            (np.ascontiguousarray(heads[:, :8]).view("<i8").ravel() != lengths)
-            | (told != masked(crc_of_lengths(lengths)))
-        )
-        if wrong.size:
-            raise CorruptDataError(f"{where}: record {wrong[0]}: its length does not match its checksum")
+        wrong = np.ascontiguousarray(heads[:, :8]).view("<i8").ravel() != lengths
+        wrong |= told != masked(crc_of_lengths(lengths))
+        if (bad := first_true(wrong)) is not None:
+            raise CorruptDataError(f"{where}: record {bad}: its length does not match its checksum")
     return offsets
 
 
@@ -167,7 +171,7 @@ class TFRecordShard(PackedShard):
         sizes = ends - begins
         if len(rows) < _FEW or not wanted or int(sizes.sum()) > _SMALL * len(rows):
             return None
-        if (np.diff(rows) == 1).all():
+        if run_of(rows) is not None:
             text, begins = bytes(self._data[int(begins[0]) : int(ends[-1])]), begins - begins[0]
         else:
             text, begins = gather_spans([self._data], None, begins, ends)
@@ -285,10 +289,10 @@ class TFRecordShard(PackedShard):
         encoding = self.encodings[name]
         dtype, _ = fixed_kind(encoding)
         stored = np.ascontiguousarray(stacked.astype(dtype))
-        if stacked.dtype == np.int64 and dtype != np.uint64 and (stored.astype(np.int64) != stacked).any():
-            row = int(rows[int(np.argmax((stored.astype(np.int64) != stacked).any(axis=1)))])
+        whole = stacked.dtype == np.int64 and dtype != np.uint64
+        if whole and (bad := first_true((stored.astype(np.int64) != stacked).any(axis=1))) is not None:
             raise CorruptDataError(
-                f"{self.where}: record {row}: feature {name!r} holds a number that does not fit {encoding.name}"
+                f"{self.where}: record {rows[bad]}: feature {name!r} holds a number that does not fit {encoding.name}"
             )
         return decode_fixed(encoding, stored, rows, name, self.where)
 
@@ -418,3 +422,66 @@ def _features(records: Sequence[Sliced]) -> dict[str, str]:
     if records and not kinds:
         raise ValueError("no features")
     return {name: _WORDS.get(kind, _SEQUENCE) + "[]" * (name in lists) for name, kind in sorted(kinds.items())}
+
+
+class TFRecordEncoder(PackedEncoder):
+    """Samples to records.
+
+    ``raw``: records are the bytes of the one column. ConfigError for several columns where records are raw,
+    MissingPackageError if no package for the checksums is installed.
+    """
+
+    format = "tfrecord"
+
+    def __init__(self, columns: Mapping[str, str], settings: Mapping[str, Any], raw: bool = False) -> None:
+        if raw and len(columns) > 1:
+            raise ConfigError(f"raw records hold one column, not {', '.join(sorted(columns))}")
+        super().__init__(columns, {**settings, "raw": True} if raw else settings)
+        self._raw = raw
+        self._crc = crc32c_function()
+        # Integers are at most two bytes longer than in a record, which has them in eight.
+        values = sum(
+            2 * int(np.prod(fixed_kind(encoding)[1], dtype=np.int64)) + 9
+            for encoding in self.encodings.values()
+            if encoding.size is not None
+        )
+        names = sum(len(name.encode()) for name in columns)
+        self.sample_cost = 4 + _FRAME + (0 if raw else names + values + _TAGS * len(columns))
+
+    def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
+        slices = self.slices(body, ends)
+        parts: list[Iterable[bytes | memoryview]] = []
+        for name, encoding in self.encodings.items():
+            values: list[bytes | memoryview] = [*slices[name].cut(body)]
+            if not self._raw:
+                convert = _value_encoder(encoding)
+                values = [convert(value) for value in values]
+                head = lru_cache(maxsize=4096)(partial(feature_head, name.encode(), feature_kind(encoding)))
+                parts.append(map(head, map(len, values)))
+            parts.append(values)
+        records = [b"".join(cells) for cells in zip(*parts, strict=True)]
+        if not self._raw:
+            records = [b"\x0a" + encode_varint(len(record)) + record for record in records]
+        lengths = np.fromiter(map(len, records), np.int64, len(records))
+        heads = np.zeros((len(records), _HEAD), np.uint8)
+        heads[:, :8] = lengths.astype("<i8").view(np.uint8).reshape(-1, 8)
+        heads[:, 8:] = masked(crc_of_lengths(lengths)).astype("<u4").view(np.uint8).reshape(-1, 4)
+        flat, crc = heads.tobytes(), self._crc
+        framed = [
+            part
+            for number, record in enumerate(records)
+            for part in (flat[_HEAD * number : _HEAD * (number + 1)], record, mask(crc(record)).to_bytes(4, "little"))
+        ]
+        return [b"".join(framed)], np.cumsum(lengths + _FRAME)
+
+
+def _value_encoder(encoding: Encoding) -> Callable[[bytes | memoryview], bytes | memoryview]:
+    """A function from a value's bytes to those that an Example has of it, without what comes before them."""
+    kind = feature_kind(encoding)
+    if kind != INTEGERS:
+        return lambda data: data
+    dtype, shape = fixed_kind(encoding)
+    if shape:
+        return lambda data: pack_integers(np.frombuffer(data, dtype))
+    signed = dtype.kind == "i"
+    return lambda data: encode_varint(int.from_bytes(data, "little", signed=signed) & 0xFFFFFFFFFFFFFFFF)
