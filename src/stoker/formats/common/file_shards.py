@@ -80,44 +80,34 @@ class SpanDetail:
 def describe_file(
     format_name: str, one: UnindexedFile, spec: Mapping[str, Any], *, in_place: bool
 ) -> Iterator[ShardInfo]:
-    """The shards of a file: one, or as many as it has spans.
+    """The shards of a file: one, or as many as it has spans; those of a compressed one are windows of what comes out of it.
 
     CorruptDataError if the file's data ends before its last span does. ``spec``: of all files together. ``in_place``: whether
     files are mapped where they lie.
     """
-    if one.unpacked is not None:
-        yield from _unpacked_shards(format_name, one, spec)
-        return
     *heads, data = one.files
     before = tuple(whole_file(file, in_place=in_place) for file in heads)
-    if not len(one.spans):
+    if not len(one.spans) and one.unpacked is None:
         yield ShardInfo(format_name, one.samples, (*before, whole_file(data, in_place=in_place)), (), None, spec)
         return
-    if one.spans[-1, 1] > data.size:
+    if one.unpacked is None and one.spans[-1, 1] > data.size:
         raise CorruptDataError(
             f"{data.key} has {data.size} bytes, but its samples end at byte {one.spans[-1, 1]}. Was it written to the end?"
         )
-    kind = _kind(spec)
+    kind, of = blake2b(repr(spec).encode(), 8).hexdigest(), "" if one.unpacked is None else f" of {one.unpacked}"
+    zipped: tuple[FileInfo, ...] = ()
     first = 0
-    for start, end, samples in one.spans.tolist():
-        part = FilePart(data.key, data.size, data.version, (start,), (end,), in_place=in_place)
-        name = data.key if in_place else f"{_cached(data)}.pieces/{start}-{end}"
-        detail = SpanDetail(end - start, f"{data.key}\0{data.size}\0{start}-{end}\0{kind}", first)
-        yield ShardInfo(
-            format_name, samples, (*before, FileInfo(name, end - start, NO_HASHES, part)), (), None, spec, detail
-        )
-        first += samples
-
-
-def _unpacked_shards(format_name: str, one: UnindexedFile, spec: Mapping[str, Any]) -> Iterator[ShardInfo]:
-    """The shards of a compressed file: all are windows of what comes out of it, which lies in the cache."""
-    assert one.unpacked is not None
-    kind, first = _kind(spec), 0
-    for start, end, samples in one.spans.tolist() or ((0, one.unpacked, one.samples),):
-        raw, packed = packed_file(one.file, one.unpacked, start, end)
-        identity = f"{one.key}\0{one.file.size}\0{start}-{end} of {one.unpacked}\0{kind}"
-        detail = SpanDetail(end - start, identity, first)
-        yield ShardInfo(format_name, samples, (raw,), (packed,), codec_of(one.key), spec, detail)
+    for start, end, samples in one.spans.tolist() or ((0, one.unpacked or 0, one.samples),):
+        if one.unpacked is not None:
+            raw, packed = packed_file(data, one.unpacked, start, end)
+            zipped = (packed,)
+        else:
+            part = FilePart(data.key, data.size, data.version, (start,), (end,), in_place=in_place)
+            name = data.key if in_place else f"{_cached(data)}.pieces/{start}-{end}"
+            raw = FileInfo(name, end - start, NO_HASHES, part)
+        detail = SpanDetail(end - start, f"{data.key}\0{data.size}\0{start}-{end}{of}\0{kind}", first)
+        codec = codec_of(data.key) if zipped else None
+        yield ShardInfo(format_name, samples, (*before, raw), zipped, codec, spec, detail)
         first += samples
 
 
@@ -146,10 +136,6 @@ def packed_file(file: ObjectInfo, size: int = UNKNOWN, start: int = 0, end: int 
     stem, suffix = os.path.splitext(unpacked_name(file.key))
     part = FilePart(file.key, size, "", (start,), (end,), in_place=True)
     return FileInfo(f"{stem}.{_mark(file)}{suffix}", end - start, NO_HASHES, part), whole_file(file, in_place=False)
-
-
-def _kind(spec: Mapping[str, Any]) -> str:
-    return blake2b(repr(spec).encode(), 8).hexdigest()
 
 
 def whole_file(file: ObjectInfo, *, in_place: bool) -> FileInfo:
