@@ -177,11 +177,11 @@ def test_a_second_start_opens_no_file_and_a_new_file_is_noticed(
     form: Any = type(get_format("json"))
     original, seen = form.inspect_header, []
 
-    def counted(source: Any, settings: Any) -> Any:
+    def counted(self: Any, source: Any, settings: Any) -> Any:
         seen.append(source.where)
-        return original(source, settings)
+        return original(self, source, settings)
 
-    monkeypatch.setattr(form, "inspect_header", staticmethod(counted))
+    monkeypatch.setattr(form, "inspect_header", counted)
     with monkeypatch.context() as patch:
         patch.setattr(unpacking, "_decompress", lambda *_: pytest.fail("decompressed a second time"))
         again = StreamingDataset(remote=tmp_path, format="json")

@@ -77,15 +77,15 @@ def test_spans_together_are_the_file(
     spans = line_spans(MappedSource(data, "the file"), start, quote, size)
     found: list[bytes] = []
     at = start
-    for span in spans:
-        assert at <= span.start < span.end <= len(data)
-        at = span.end
-        body = data[span.start : span.end]
+    for first, end, samples in spans:
+        assert at <= first < end <= len(data)
+        at = end
+        body = data[first:end]
         begins, ends = find_lines(np.frombuffer(body, np.uint8), quote)
-        assert len(begins) == span.samples > 0
+        assert len(begins) == samples > 0
         found += [body[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
     assert found == plain_lines(data[start:], '"' if quoted else None)
-    assert all(span.end - span.start >= size for span in spans[:-1])
+    assert all(end - first >= size for first, end, _ in spans[:-1])
 
 
 VALUES = st.text(st.sampled_from('ab," \n\r\té|'), max_size=6)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, overload
+from typing import Any, Final, Protocol, overload
 
 from stoker.arguments import at_least, check_argument, must_know
 from stoker.errors import CorruptDataError, StokerError
@@ -145,18 +145,8 @@ Partition = tuple[tuple[str, Any], ...]
 """Names and values of columns that the folders of a file tell, such as ``(("year", 2024),)`` for ``year=2024/``."""
 
 
-class ShardSpan(NamedTuple):
-    """A part of a file that is a shard of its own.
-
-    Attributes:
-        start: its first byte.
-        end: the byte after its last.
-        samples: how many it holds, at least 1.
-    """
-
-    start: int
-    end: int
-    samples: int
+ShardSpan = tuple[int, int, int]
+"""A part of a file that is a shard of its own: its first byte, the byte after its last, and its samples, at least 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import lru_cache
-from itertools import repeat
 from typing import Any, ClassVar, Final
 
 from stoker.arguments import must_know
 from stoker.display import counted
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.formats.base import ShardInfo
+from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import parse_settings, refuse, require, string_list
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, piece_bytes
 from stoker.formats.mds.encodings.base import UnfitValueError, describe
@@ -36,44 +35,67 @@ _FLOAT: Final = re.compile(
 )
 
 
-class CSVFileShard(LineShard):
-    """An open span of a file of separated values. An empty cell of a ``float`` column is NaN.
+class CSVShard(LineShard):
+    """An open shard of separated values, or a span of a file of others, where an empty cell of a ``float`` column is NaN.
 
-    In a column whose type was found out, later lines hold what the first ones could have held. Where the caller gave it, what
-    Python reads as that type.
+    There, in a column whose type was found out, later lines hold what the first ones could have held. Where the caller gave
+    it, what Python reads as that type.
     """
 
-    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
-        spec = info.spec
+    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, _: ReadOptions) -> None:
+        spec, own = info.spec, len(files) > 1
         self._separator: str = spec["separator"]
-        self._quote: str = spec["quote"]
-        self._names: list[str] = spec["names"]
-        quote = ord(self._quote) if self._quote else None
-        pairs = tuple((name, spec["columns"][name]) for name in self._names)
+        self._quote: str = spec.get("quote", "")
+        self._own, header = own, b""
+        if own:
+            kinds = check_columns(spec["column_names"], spec["column_encodings"], where)
+            header = header_line(spec["column_names"], self._separator, spec["newline"])
+            if files[0][: len(header)] != header:
+                raise CorruptDataError(f"{where}: the data file's first line does not name the index's columns")
+        else:
+            kinds = spec["columns"]
+        self._names: list[str] = list(kinds) if own else spec["names"]
         given = frozenset(spec.get("given", ()))
-        self._readers = {name: (_READERS if name in given else _STRICT)[kind] for name, kind in pairs}
-        found = tuple(name for name, kind in pairs if kind != "str" and name not in given)
+        self._readers = {
+            name: (_INDEXED if own else _READERS if name in given else _STRICT)[kinds[name]] for name in self._names
+        }
+        pairs = tuple((name, kinds[name]) for name in self._names)
+        found = () if own else tuple(name for name, kind in pairs if kind != "str" and name not in given)
         odd = frozenset(spec.get("odd", ())).intersection(found)
-        together = CSVColumns(pairs, self._separator, self._quote, empty=True, found=found, odd=odd)
-        super().__init__(info, files, where, kinds=spec["columns"], first=0, quote=quote, together=together)
+        super().__init__(
+            info,
+            files,
+            where,
+            kinds=kinds,
+            first=len(header),
+            newline=spec["newline"] if own else "",
+            quote=ord(self._quote) if self._quote else None,
+            together=CSVColumns(pairs, self._separator, self._quote, empty=not own, found=found, odd=odd),
+        )
 
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
-        remedy = '. If that is right, say so: format_options={{"columns": {{{name}: "str"}}}}'
-        try:
-            return self._values(self._split(lines), self._names, columns, self._readers, remedy)
-        except UnfitValueError as error:
-            breaks = lines[error.row or 0].count("\n")
-            if not breaks:
-                raise
-            more = f"{error}. The sample takes {breaks + 1:,} lines, as quotes hold line breaks"
-            raise UnfitValueError(more, row=error.row) from error.__cause__
-
-    def _split(self, lines: list[str]) -> Iterator[list[str]]:
+        picks = [(name, self._names.index(name), self._readers[name]) for name in columns]
+        values: dict[str, list[Any]] = {name: [] for name in columns}
         for row, line in enumerate(lines):
             try:
-                yield split_line(line, self._separator, self._quote)
+                parts = split_line(line, self._separator, self._quote)
+                if len(parts) != len(self._names):
+                    raise ValueError(f"expected {len(self._names)} values, found {len(parts)}")
+                for name, index, convert in picks:
+                    try:
+                        values[name].append(convert(parts[index]))
+                    except ValueError:
+                        raise ValueError(self._misfit(name, parts[index])) from None
             except ValueError as error:
-                raise UnfitValueError(str(error), row=row) from None
+                breaks = line.count("\n") if self._quote else 0
+                more = f". The sample takes {breaks + 1:,} lines, as quotes hold line breaks" if breaks else ""
+                raise UnfitValueError(f"{error}{more}", row=row) from None
+        return values
+
+    def _misfit(self, name: str, text: str) -> str:
+        """The error of a value that is of another kind."""
+        remedy = "" if self._own else f'. If that is right, say so: format_options={{"columns": {{{name!r}: "str"}}}}'
+        return f"column {name!r}: expected {self._kinds[name]}, found {describe(text)}{remedy}"
 
 
 def split_line(line: str, separator: str, quote: str) -> list[str]:
@@ -106,57 +128,6 @@ def split_line(line: str, separator: str, quote: str) -> list[str]:
 def _value(separator: str, quote: str) -> re.Pattern[str]:
     s, q = re.escape(separator), re.escape(quote)
     return re.compile(f"{q}([^{q}]*(?:{q}{q}[^{q}]*)*){q}|([^{s}{q}]*)", re.DOTALL)
-
-
-def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, separator: str | None) -> HeaderFacts:
-    """Inspects a file of separated values.
-
-    Settings: ``columns`` (kinds by name: ``str``, ``int`` or ``float``; or all names, in order, where there is no header:
-    a single one, where nothing is quoted, is that of lines of text),
-    ``header`` (whether the first line has the names, default true), ``quote`` (default ``"``; empty for none) and
-    ``separator`` (default the format's). Kinds that are not given are found out from the first 1000 lines.
-    A few of these that have more or fewer values than there are columns, or no UTF-8, tell nothing: they are bad samples.
-    ``piece_bytes``: size of the shards, 32 MiB.
-
-    CorruptDataError if most of the file's first lines do not have as many values as there are columns, or a quote is wrong,
-    ConfigError for settings that make no sense, or a first line that may be a sample.
-    """
-    separator, quote = _dialect(settings, name, separator)
-    code = ord(quote) if quote else None
-    chosen = settings.get("columns") or {}
-    header = settings.get("header", True)
-    first = first_lines(source, code, _LOOKED_AT + 1, least=2 if header else 1)
-    start, lines = first.start, first.lines
-    if not lines:
-        return HeaderFacts(0, {"columns": {}, "names": [], "separator": separator, "quote": quote})
-    rows = [_split(line, separator, quote, number, source.where) for number, line in enumerate(lines)]
-    if header:
-        names, *rows = rows
-        if names is None:
-            raise CorruptDataError(f"{source.where}: its first line, with the names of columns, is not UTF-8")
-        if "header" not in settings and all(map(_NUMBER.fullmatch, names)) and names != [*map(str, range(len(names)))]:
-            raise ConfigError(
-                f"{source.where}: its first line holds numbers alone, {separator.join(names)[:40]}: if it is a sample, say "
-                'format_options={"header": False}; if these are names of columns, {"header": True}'
-            )
-        start = first.second
-    elif isinstance(chosen, Mapping):
-        widths = Counter(len(row) for row in rows if row is not None)
-        usual = widths.most_common(1)[0][0] if widths else 1
-        names = list(chosen) or [f"column_{number}" for number in range(usual)]
-    else:
-        names = list(chosen)
-        chosen = {name: "str" for name in names if len(names) == 1 and not quote}
-    kinds = _kinds(names, rows, chosen, source.where)
-    cells = odd_cells(kinds, chosen, separator, quote)
-    spans = line_spans(source, start, code, piece_bytes(settings, PIECE_BYTES), cells.look, first.newline)
-    spec: dict[str, Any] = {"columns": kinds, "names": names, "separator": separator, "quote": quote}
-    spec.update(first.spec)
-    if chosen:
-        spec["given"] = list(chosen)
-    if cells.found:
-        spec["odd"] = sorted(names[place] for place in cells.found)
-    return HeaderFacts(sum(span.samples for span in spans), spec, spans)
 
 
 def odd_cells(kinds: Mapping[str, str], given: Container[str], separator: str, quote: str) -> OddCells:
@@ -241,20 +212,6 @@ def _is_float(text: str) -> bool:
     return digits[0] in "iInN" or math.isfinite(float(text))
 
 
-def agree_on_csv(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The spec of two files with the same names in the same order: columns that differ of the wider kind.
-
-    ValueError if their names or newlines differ.
-    """
-    if first["names"] != other["names"]:
-        one, two = ", ".join(first["names"]), ", ".join(other["names"])
-        raise ValueError(f"the first has the columns {one[:200]}, the second {two[:200]}")
-    check_newlines(first, other)
-    columns = {name: _wider({kind, other["columns"][name]}) for name, kind in first["columns"].items()}
-    odd = {*first.get("odd", ()), *other.get("odd", ())}
-    return {**first, "columns": columns} | ({"odd": sorted(odd)} if odd else {})
-
-
 def _wider(kinds: set[str]) -> str:
     if len(kinds) == 1:
         return next(iter(kinds))
@@ -287,32 +244,11 @@ def _strict_float(text: str) -> float:
 
 _READERS: Final[Mapping[str, Callable[[str], Any]]] = {"str": str, "int": _int, "float": _float}
 _STRICT: Final[Mapping[str, Callable[[str], Any]]] = {"str": str, "int": _strict_int, "float": _strict_float}
+_INDEXED: Final[Mapping[str, Callable[[str], Any]]] = {"str": str, "int": int, "float": float}
 
 
 SEPARATORS: Final = {"csv": ",", "tsv": "\t"}
 """Separators of the formats that have a fixed one."""
-
-_INDEXED_READERS: Final[dict[str, Callable[[str], Any]]] = {"str": str, "int": int, "float": float}
-
-
-class XSVShard(LineShard):
-    """An open shard of separated values."""
-
-    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
-        spec = info.spec
-        self._separator: str = spec["separator"]
-        kinds = check_columns(spec["column_names"], spec["column_encodings"], where)
-        header = header_line(spec["column_names"], self._separator, spec["newline"])
-        if files[0][: len(header)] != header:
-            raise CorruptDataError(f"{where}: the data file's first line does not name the index's columns")
-        together = CSVColumns(tuple(kinds.items()), self._separator, quote="", empty=False)
-        super().__init__(info, files, where, kinds=kinds, first=len(header), newline=spec["newline"], together=together)
-
-    def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
-        split = map(str.split, lines, repeat(self._separator))
-        return self._values(
-            split, self.columns, columns, {name: _INDEXED_READERS[self._kinds[name]] for name in columns}
-        )
 
 
 class XSVFormat(LineFormat):
@@ -325,15 +261,76 @@ class XSVFormat(LineFormat):
     shard = "lines, as `csv`, of any separator"
     describing: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".txt", ".psv")
     quoted = True
-    shards = XSVShard, CSVFileShard
+    reader = CSVShard
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".txt", ".psv")
     settings = ("columns", "header", "piece_bytes", "quote", "separator")
     separator: ClassVar[str] = ""
 
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
-        return inspect_csv(source, settings, self.name, self.separator or None)
+        """See :class:`stoker.formats.format.Format`.
 
-    agree = staticmethod(agree_on_csv)
+        Settings: ``columns`` (kinds by name: ``str``, ``int`` or ``float``; or all names, in order, where there is no header:
+        a single one, where nothing is quoted, is that of lines of text), ``header`` (whether the first line has the names,
+        default true), ``quote`` (default ``"``; empty for none), ``separator`` (default the format's) and ``piece_bytes``
+        (size of the shards, 32 MiB). Kinds that are not given are found out from the first 1000 lines. A few of these that
+        have more or fewer values than there are columns, or no UTF-8, tell nothing: they are bad samples.
+
+        CorruptDataError if most of the file's first lines do not have as many values as there are columns, or a quote is
+        wrong, ConfigError for settings that make no sense, or a first line that may be a sample.
+        """
+        separator, quote = _dialect(settings, self.name, self.separator or None)
+        code = ord(quote) if quote else None
+        chosen = settings.get("columns") or {}
+        header = settings.get("header", True)
+        first = first_lines(source, code, _LOOKED_AT + 1, least=2 if header else 1)
+        start, lines = first.start, first.lines
+        if not lines:
+            return HeaderFacts(0, {"columns": {}, "names": [], "separator": separator, "quote": quote})
+        rows = [_split(line, separator, quote, number, source.where) for number, line in enumerate(lines)]
+        if header:
+            names, *rows = rows
+            if names is None:
+                raise CorruptDataError(f"{source.where}: its first line, with the names of columns, is not UTF-8")
+            if (
+                "header" not in settings
+                and all(map(_NUMBER.fullmatch, names))
+                and names != [*map(str, range(len(names)))]
+            ):
+                raise ConfigError(
+                    f"{source.where}: its first line holds numbers alone, {separator.join(names)[:40]}: if it is a sample, "
+                    'say format_options={"header": False}; if these are names of columns, {"header": True}'
+                )
+            start = first.second
+        elif isinstance(chosen, Mapping):
+            widths = Counter(len(row) for row in rows if row is not None)
+            usual = widths.most_common(1)[0][0] if widths else 1
+            names = list(chosen) or [f"column_{number}" for number in range(usual)]
+        else:
+            names = list(chosen)
+            chosen = {name: "str" for name in names if len(names) == 1 and not quote}
+        kinds = _kinds(names, rows, chosen, source.where)
+        cells = odd_cells(kinds, chosen, separator, quote)
+        spans = line_spans(source, start, code, piece_bytes(settings, PIECE_BYTES), cells.look, first.newline)
+        spec: dict[str, Any] = {"columns": kinds, "names": names, "separator": separator, "quote": quote}
+        spec.update(first.spec)
+        if chosen:
+            spec["given"] = list(chosen)
+        if cells.found:
+            spec["odd"] = sorted(names[place] for place in cells.found)
+        return HeaderFacts(sum(samples for _, _, samples in spans), spec, spans)
+
+    def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The spec of two files with the same names in the same order: columns that differ of the wider kind.
+
+        ValueError if their names or newlines differ.
+        """
+        if first["names"] != other["names"]:
+            one, two = ", ".join(first["names"]), ", ".join(other["names"])
+            raise ValueError(f"the first has the columns {one[:200]}, the second {two[:200]}")
+        check_newlines(first, other)
+        columns = {name: _wider({kind, other["columns"][name]}) for name, kind in first["columns"].items()}
+        odd = {*first.get("odd", ()), *other.get("odd", ())}
+        return {**first, "columns": columns} | ({"odd": sorted(odd)} if odd else {})
 
     def parse_spec(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """See :class:`stoker.formats.format.Format`.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from stoker.arguments import must_know
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.formats.base import ShardInfo
+from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import parse_settings, require
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, piece_bytes
 from stoker.formats.mds.encodings.base import UnfitValueError, describe
@@ -184,7 +184,7 @@ class JSONShard(LineShard):
     There, columns of the kind ``json`` hold whatever is there, and ``None``.
     """
 
-    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
+    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, _: ReadOptions) -> None:
         kinds, own = info.spec["columns"], len(files) > 1
         self._inferred: bool = info.spec.get("inferred", False)
         self._own = own
@@ -203,43 +203,6 @@ class JSONShard(LineShard):
                 remedy = f'If that is right, say so: format_options={{"columns": {columns}}}'
                 raise UnfitValueError(f"{error}. {remedy}", row=error.row) from None
             raise
-
-
-def inspect_json(source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
-    """Inspects a file of JSON lines.
-
-    Settings: ``columns`` (keys to read, to ``str``, ``int``, ``float``, ``bool`` or ``json``, which is anything). By default
-    these are found out from the first 1000 lines; what is not of one kind there, or missing, is ``json``. A line further on
-    that has other keys is then an error when it is read. A few lines that are no JSON objects tell nothing: they are bad
-    samples.
-    ``piece_bytes``: size of the shards, 32 MiB.
-
-    CorruptDataError if most of these lines are no JSON objects, or one is other JSON, ConfigError for settings that make no
-    sense.
-    """
-    first = first_lines(source, None, _LOOKED_AT, least=1)
-    chosen = settings.get("columns")
-    if chosen is None:
-        columns = _infer(first.lines, source.where)
-    else:
-        columns = dict(chosen)
-        for name, kind in columns.items():
-            must_know("kind", [kind], _KINDS, f"columns: {name!r}: ")
-    spans = line_spans(source, first.start, None, piece_bytes(settings, PIECE_BYTES), newline=first.newline)
-    if spans and not columns:
-        raise CorruptDataError(
-            f"{source.where}: its first lines hold objects without keys: give columns= in format_options"
-        )
-    spec = {"columns": columns, **({"inferred": True} if chosen is None else {}), **first.spec}
-    return HeaderFacts(sum(span.samples for span in spans), spec, spans)
-
-
-def agree_on_json(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The spec of two files: columns of both, those that differ of the wider kind. ValueError if their newlines differ."""
-    check_newlines(first, other)
-    one, two = first["columns"], other["columns"]
-    columns = {name: _wider({one.get(name), two.get(name)}) for name in dict.fromkeys((*one, *two))}
-    return {**first, "columns": columns}
 
 
 def _infer(lines: Sequence[bytes], where: str) -> dict[str, str]:
@@ -309,12 +272,43 @@ class JSONFormat(LineFormat):
     aliases = ("jsonl", "ndjson")
     shard = "lines, an object each"
     describing = (".json",)
-    shards = JSONShard, JSONShard
+    reader = JSONShard
     suffixes = (".jsonl", ".ndjson", ".json")
     settings = ("columns", "piece_bytes")
 
-    inspect_header = staticmethod(inspect_json)
-    agree = staticmethod(agree_on_json)
+    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
+        """See :class:`stoker.formats.format.Format`.
+
+        Settings: ``columns`` (keys to read, to ``str``, ``int``, ``float``, ``bool`` or ``json``, which is anything) and
+        ``piece_bytes`` (size of the shards, 32 MiB). By default columns are found out from the first 1000 lines; what is not
+        of one kind there, or missing, is ``json``. A line further on that has other keys is then an error when it is read. A
+        few lines that are no JSON objects tell nothing: they are bad samples.
+
+        CorruptDataError if most of these lines are no JSON objects, or one is other JSON, ConfigError for settings that make
+        no sense.
+        """
+        first = first_lines(source, None, _LOOKED_AT, least=1)
+        chosen = settings.get("columns")
+        if chosen is None:
+            columns = _infer(first.lines, source.where)
+        else:
+            columns = dict(chosen)
+            for name, kind in columns.items():
+                must_know("kind", [kind], _KINDS, f"columns: {name!r}: ")
+        spans = line_spans(source, first.start, None, piece_bytes(settings, PIECE_BYTES), newline=first.newline)
+        if spans and not columns:
+            raise CorruptDataError(
+                f"{source.where}: its first lines hold objects without keys: give columns= in format_options"
+            )
+        spec = {"columns": columns, **({"inferred": True} if chosen is None else {}), **first.spec}
+        return HeaderFacts(sum(samples for _, _, samples in spans), spec, spans)
+
+    def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See :class:`stoker.formats.format.Format`: columns of both, those that differ of the wider kind."""
+        check_newlines(first, other)
+        one, two = first["columns"], other["columns"]
+        columns = {name: _wider({one.get(name), two.get(name)}) for name in dict.fromkeys((*one, *two))}
+        return {**first, "columns": columns}
 
     def parse_spec(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """See :class:`~stoker.formats.format.Format`. It holds ``columns`` and ``newline``."""

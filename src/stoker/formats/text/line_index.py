@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stoker.display import counted
 from stoker.errors import CorruptDataError
 from stoker.formats.common.checks import packed_as
+from stoker.formats.common.gather import cut
 from stoker.formats.common.inspect_header import ByteSource, ShardSpan
 from stoker.types import Ids
 
@@ -224,8 +225,7 @@ def first_lines(source: ByteSource, quote: int | None, count: int, least: int) -
         if size < source.size:  # the last one may be cut off
             begins, ends = begins[:-1], ends[:-1]
         if len(begins) >= least or size == source.size:
-            lines = [bytes(data[a:b]) for a, b in zip(begins[:count].tolist(), ends[:count].tolist(), strict=True)]
-            return FirstLines(start, second, lines, newline)
+            return FirstLines(start, second, cut(head[start:], begins[:count], ends[:count]), newline)
         if size >= _MOST:
             raise CorruptDataError(
                 f"{source.where}: its first {counted(least, 'line')} of more than {size >> 20} MiB: is it text, and are "
@@ -264,11 +264,11 @@ def line_spans(
             samples += int(counted[last + 1] - counted[at])
             end = min(int(ends[last]) + 1, source.size)
             if samples:
-                spans.append(ShardSpan(begin, end, samples))
+                spans.append((begin, end, samples))
             begin, samples, at = end, 0, last + 1
         samples += int(counted[-1] - counted[at])
         if stop == source.size and samples:
-            spans.append(ShardSpan(begin, stop, samples))
+            spans.append((begin, stop, samples))
     return spans
 
 

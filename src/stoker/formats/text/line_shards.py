@@ -6,7 +6,7 @@ The meta file is ``u32 N | u32 offsets[N+1] | config JSON``, with offsets into t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -17,10 +17,10 @@ from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.checks import check_rows, cut_error, refuse, wanted_columns
 from stoker.formats.common.container import read_offsets
 from stoker.formats.common.file_shards import span_bytes
-from stoker.formats.common.gather import gather_spans
+from stoker.formats.common.gather import gather_spans, run_of
 from stoker.formats.common.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
 from stoker.formats.format import Format
-from stoker.formats.mds.encodings.base import UnfitValueError, describe
+from stoker.formats.mds.encodings.base import UnfitValueError
 from stoker.formats.mds.encodings.text import as_float, as_int, utf8
 from stoker.formats.text.line_columns import CSVColumns, JSONColumns, LineText
 from stoker.formats.text.line_index import find_lines
@@ -44,7 +44,7 @@ class LineShard(ABC):
         first: where the first line must start, in bytes.
         newline: what ends every line of a shard with a meta file; others say it where it is not a newline.
         quote: of others' files, the character inside of whose pairs newlines end nothing.
-        together: how many lines are read at once; ``None`` where they are not.
+        together: how many lines are read at once.
     """
 
     unsafe: ClassVar[Mapping[str, str]] = {}
@@ -59,7 +59,7 @@ class LineShard(ABC):
         first: int,
         newline: str = "",
         quote: int | None = None,
-        together: JSONColumns | CSVColumns | None = None,
+        together: JSONColumns | CSVColumns,
     ) -> None:
         self.where = where
         self.together = together if len(files) == 1 or newline in ("\n", "\r\n") else None
@@ -85,34 +85,6 @@ class LineShard(ABC):
     @abstractmethod
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         """The columns' values in these lines, newlines cut off. UnfitValueError names a bad line's row."""
-
-    def _values(
-        self,
-        rows: Iterable[list[str]],
-        names: Sequence[str],
-        columns: Sequence[str],
-        readers: Mapping[str, Callable[[str], Any]],
-        remedy: str = "",
-    ) -> dict[str, list[Any]]:
-        """Values of columns in lines that were split.
-
-        UnfitValueError if a line is not of that width, or a value is of another kind; tells the row. ``rows``: the values of
-        each line. ``names``: the columns that a line has, in its order. ``readers``: for each column a function from text to
-        the value, which raises ValueError for other text. ``remedy``: what the message for such text ends with, a template of
-        ``name``.
-        """
-        picks = [(name, names.index(name), readers[name]) for name in columns]
-        values: dict[str, list[Any]] = {name: [] for name in columns}
-        for row, parts in enumerate(rows):
-            if len(parts) != len(names):
-                raise UnfitValueError(f"expected {len(names)} values, found {len(parts)}", row=row)
-            for name, index, convert in picks:
-                try:
-                    values[name].append(convert(parts[index]))
-                except ValueError:
-                    said = f"column {name!r}: expected {self._kinds[name]}, found {describe(parts[index])}"
-                    raise UnfitValueError(said + remedy.format(name=repr(name)), row=row) from None
-        return values
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """Read rows: ``int`` and ``float`` columns as int64 and float64 arrays, ``str`` as lists.
@@ -150,10 +122,9 @@ class LineShard(ABC):
         newline = shards[0]._newline
         begins: Ids
         ends: Ids
-        first, last = int(rows[0]), int(rows[-1])
         alike = newline or shards[0]._between == b"\n"  # lines that are copied have newlines between them
-        if alike and len(shards) == 1 and last - first == len(rows) - 1 and (np.diff(rows) == 1).all():
-            begins, ends = shards[0]._begins[first : last + 1], shards[0]._ends[first : last + 1]
+        if alike and len(shards) == 1 and (run := run_of(rows)) is not None:
+            begins, ends = shards[0]._begins[run], shards[0]._ends[run]
             start = int(begins[0])
             text = bytes(shards[0]._data[start : int(ends[-1])])
             begins, ends = begins - start, ends - start
@@ -187,26 +158,12 @@ class LineShard(ABC):
 
 
 class LineFormat(Format):
-    """Base of formats of text lines: of stoker's own two files a shard, lines and their offsets; of others' files, spans.
-
-    ``shards``: classes of open shards, of stoker's own and of others' files.
-    """
+    """Base of formats of text lines: of stoker's own two files a shard, lines and their offsets; of others' files, spans."""
 
     roles = ("data", "meta")
     text = True
     packed = True
-    shards: ClassVar[tuple[Callable[..., LineShard], Callable[..., LineShard]]]
-
-    def open(
-        self,
-        info: ShardInfo,
-        files: Sequence[Buffer],
-        *,
-        where: str,
-        options: ReadOptions = ReadOptions(),  # noqa: ARG002
-    ) -> LineShard:
-        own, others = self.shards
-        return own(info, files, where) if len(files) > 1 else others(info, files, where)
+    reader: ClassVar[Callable[..., LineShard]]
 
     def open_cut(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
@@ -214,7 +171,7 @@ class LineFormat(Format):
         size, missing = len(files[0]), info.raw[0].bytes - len(files[0])
         if len(files) < 2 or len(files[1]) != info.raw[1].bytes:
             return super().open_cut(info, files, where=where, options=options)
-        shard = self.open(info, (bytes(files[0]) + bytes(missing), files[1]), where=where)
+        shard = type(self).reader(info, (bytes(files[0]) + bytes(missing), files[1]), where, options)
         shard.cut_at(size)
         return shard
 
