@@ -32,9 +32,8 @@ from stoker.formats.common.inspect_header import ByteSource, ByteSourceFile, Hea
 from stoker.formats.common.records import BytesLike
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.arrow_values import as_values
 from stoker.formats.parquet.columns import TEXTS
-from stoker.formats.parquet.values import ColumnValues, Fixed, gather_alike
+from stoker.formats.parquet.values import ColumnValues, Fixed, as_values, gather_alike
 from stoker.formats.unstacked import scatter
 from stoker.types import Array, Batch, Buffer, Column, Ids
 

@@ -27,8 +27,7 @@ from stoker.formats.common.entries import FLOATS
 from stoker.formats.format import Format
 from stoker.formats.lance_connection import LanceConnection, LanceFacts
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.arrow_values import as_values
-from stoker.formats.parquet.values import ColumnValues, gather_alike
+from stoker.formats.parquet.values import ColumnValues, as_values, gather_alike
 from stoker.formats.unstacked import iterate_rows, scatter
 from stoker.lazy import cached_property
 from stoker.storage.files.file_errors import file_errors

@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.common.gather import address_of
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.arrow_values import as_values
 from stoker.formats.parquet.facts import CODEC, VALUES, ColumnPart, column_footer, open_limits
 from stoker.formats.parquet.pages import OtherPagesError, page_body, read_pages
 from stoker.formats.parquet.parse import HYBRID
 from stoker.formats.parquet.rle_bitpacked import exceptions
 from stoker.formats.parquet.schema import ColumnSchema
-from stoker.formats.parquet.values import AddressedValues, ColumnValues, Fixed, gather
+from stoker.formats.parquet.values import AddressedValues, ColumnValues, Fixed, as_values, gather
 from stoker.types import Buffer, Column, Ids
 
 _FIXED: Final = 7

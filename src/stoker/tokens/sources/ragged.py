@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from stoker.arguments import must_be
 from stoker.errors import ConfigError, FormatError
-from stoker.formats.parquet.arrow_values import flat_list, is_lists
+from stoker.formats.parquet.values import flat_list, is_lists
 from stoker.types import Array, Ids
 
 Where: TypeAlias = str | Callable[[int], str]
