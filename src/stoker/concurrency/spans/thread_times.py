@@ -58,11 +58,8 @@ def displaced_time() -> int:
     0 where the system does not tell: the kernel has no ``schedstat``, or ``/proc`` is not there.
     """
     with contextlib.suppress(OSError):
-        file = os.open(_SCHEDULED, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return _displaced(file)
-        finally:
-            os.close(file)
+        file = OpenFile(os.open(_SCHEDULED, os.O_RDONLY | os.O_CLOEXEC))
+        return _displaced(file.number)
     return 0
 
 

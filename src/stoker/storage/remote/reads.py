@@ -176,7 +176,11 @@ class RemoteReads(Generic[C]):
         return read_ranges(starts, ends, read)
 
     def _range(self, key: str, version: str, start: int, end: int) -> bytes:
-        return self._run(key, partial(self._range_of, key, start, end, version), len)
+        """A range of this version of the object; of another, obstore's error."""
+        wanted = (start, end)
+        return self._run(
+            key, lambda _: b"".join(body(self._ask(key, wanted, version), end - start, self._stall_timeout)), len
+        )
 
     def _first(
         self, key: str, take: Callable[[ObjectInfo, Iterator[bytes]], None], *, brief: bool = False
@@ -203,10 +207,6 @@ class RemoteReads(Generic[C]):
             return info
 
         return self._run(key, attempt, lambda info: info.size if size is None else min(size, info.size))
-
-    def _range_of(self, key: str, start: int, end: int, version: str, _: int) -> bytes:
-        """A range of this version of the object; of another, obstore's error."""
-        return b"".join(body(self._ask(key, (start, end), version), end - start, self._stall_timeout))
 
     def _ask(self, key: str, wanted: tuple[int, int] | None, version: str, *, brief: bool = False) -> ObjectAnswer:
         """The answer to a request for a part of the object, or for all of it, which is ``brief`` where it is small."""

@@ -9,6 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import obstore
+
 from stoker.errors import ObjectNotFoundError, StorageError
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.regular import open_regular
@@ -52,8 +54,6 @@ class RemoteStore(RemoteReads[EndpointClients]):
         super().__init__(location, clients, retries, stall_timeout, transfer, clients[0].spec.identity)
 
     def head(self, key: str) -> ObjectInfo:
-        import obstore
-
         try:
             meta = self._run(key, lambda _: obstore.head(self._next.brief, self._path(key)))
         except ObjectNotFoundError:
@@ -64,8 +64,6 @@ class RemoteStore(RemoteReads[EndpointClients]):
 
     def exists(self, key: str) -> bool:
         """As head, in one request."""
-        import obstore
-
         try:
             self._run(key, lambda _: obstore.head(self._next.brief, self._path(key)))
         except ObjectNotFoundError:
@@ -73,8 +71,6 @@ class RemoteStore(RemoteReads[EndpointClients]):
         return True
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        import obstore
-
         if self._location.kind == "http":
             raise StorageError(f"{self._url(prefix)}: plain HTTP can not list. Name the objects, or use another store.")
         inside = self._path(prefix) if prefix else self._location.prefix
@@ -105,8 +101,6 @@ class RemoteStore(RemoteReads[EndpointClients]):
             yield empty
 
     def delete(self, key: str) -> None:
-        import obstore
-
         self._refuse_writes(key)
         try:
             self._run(key, lambda _: obstore.delete(self._next.brief, self._path(key)))
@@ -119,25 +113,11 @@ class RemoteStore(RemoteReads[EndpointClients]):
         self._run(key, lambda number: self._put_parts(key, parts, number))
 
     def put_file(self, key: str, path: Path) -> None:
-        import obstore
-
         self._refuse_writes(key)
         with file_errors(path):
             descriptor, status = open_regular(path)
             os.close(descriptor)
-        size = status.st_size
-
-        def attempt(number: int) -> None:
-            obstore.put(
-                self._client_for(size),
-                self._path(key),
-                Path(path),
-                use_multipart=size > _SINGLE_PUT,
-                chunk_size=self._transfer.upload_part,
-                max_concurrency=self._at_once(number),
-            )
-
-        self._run(key, attempt)
+        self._run(key, lambda number: self._put(key, Path(path), status.st_size, number))
 
     def put_stream(self, key: str, chunks: Chunks) -> None:
         self._refuse_writes(key)
@@ -148,7 +128,7 @@ class RemoteStore(RemoteReads[EndpointClients]):
             try:
                 first, more = first_part(source)
                 if more:  # copies, each kept until its part is sent
-                    self._put_in_parts(key, chain(first, map(bytes, source)), number)
+                    self._put(key, chain(first, map(bytes, source)), _SINGLE_PUT + 1, number)
                 else:
                     self._put_parts(key, [memoryview(part) for part in first], number)
             except Exception:
@@ -160,24 +140,18 @@ class RemoteStore(RemoteReads[EndpointClients]):
             raise made.error
 
     def _put_parts(self, key: str, parts: Sequence[memoryview], number: int) -> None:
-        import obstore
-
         size = sum(len(part) for part in parts)
         # An iterator of views goes to the request without a copy.
         data: Any = iter(parts) if parts else b""
-        if size > _SINGLE_PUT:
-            self._put_in_parts(key, data if len(parts) > 1 else parts[0], number)
-        else:
-            obstore.put(self._client_for(size), self._path(key), data, use_multipart=False)
+        self._put(key, parts[0] if size > _SINGLE_PUT and len(parts) == 1 else data, size, number)
 
-    def _put_in_parts(self, key: str, data: Any, number: int) -> None:
-        import obstore
-
+    def _put(self, key: str, data: Any, size: int, number: int) -> None:
+        """Send so many bytes, or more, in one request or in parts."""
         obstore.put(
-            self._client_for(_SINGLE_PUT + 1),
+            self._client_for(size),
             self._path(key),
             data,
-            use_multipart=True,
+            use_multipart=size > _SINGLE_PUT,
             chunk_size=self._transfer.upload_part,
             max_concurrency=self._at_once(number),
         )
