@@ -180,29 +180,21 @@ class SourceChunk:
         self, batch: Batch, origin: Ids, make: Callable[[Batch], tuple[Batch, Ids | None]]
     ) -> tuple[Batch, Ids]:
         """Columns made of columns, without the samples whose values do not fit, and the row of each."""
-        good: list[Ids] = []
+        good: list[tuple[Ids, tuple[Batch, Ids | None]]] = []
 
         def tried(at: Ids) -> None:
             try:
-                make(_some(batch, at))
+                good.append((at, make(_some(batch, at))))
             except UnfitValueError as error:
                 raise self._unfit(error, origin[at]) from error
-            good.append(at)
 
-        if not len(origin):
-            return {}, origin
-        try:
-            made, kept = make(batch)
-        except UnfitValueError as error:
-            if self.bad is None:
-                raise self._unfit(error, origin) from error
+        if len(origin):
             self._halving(tried, np.arange(len(origin)), origin)
-            if not good:
-                return {}, origin[:0]
-            left = np.concatenate(good)
-            origin = origin[left]
-            made, kept = make(_some(batch, left))
-        return made, origin if kept is None else origin[kept]
+        if not good:
+            return {}, origin[:0]
+        left = np.concatenate([at for at, _ in good])
+        made, kept = good[0][1] if len(good) == 1 else make(_some(batch, left))
+        return made, origin[left] if kept is None else origin[left][kept]
 
     def _halving(self, do: Callable[[Ids], None], at: Ids, origin: Ids) -> None:
         """Do something with samples, in order; where it fails, with halves of what is left, down to those that are bad."""
