@@ -215,22 +215,14 @@ def _memory(tokens: int, kind: int) -> Array:
     return memory
 
 
-def measure(
-    source: TokenSource,
-    groups: Sequence[int],
-    what: Callable[[Ids], Any],
-    lengths_of: Callable[[int], Ids] | None = None,
-) -> Iterator[Any]:
-    """Results of a function of the lengths of each group's documents that are not empty, in order.
-
-    ``what``, from int64 lengths to anything, is called on threads; ``lengths_of`` is by default ``source.lengths``.
-    """
+def measure(source: TokenSource, groups: Sequence[int], look: Callable[[int], Any]) -> Iterator[Any]:
+    """Results of a function that reads a group, for each of some groups, in order; it is called on threads."""
     threads = Threads(min(8, os.cpu_count() or 1), "measure")
     running: deque[Future[Any]] = deque()
     try:
         for turn, group in enumerate(groups):
             source.fetch(groups[turn : turn + threads.count + _AHEAD])
-            running.append(threads.submit(partial(_measured, lengths_of or source.lengths, group, what)))
+            running.append(threads.submit(partial(look, group)))
             if len(running) > threads.count:
                 yield running.popleft().result()
         while running:
@@ -239,8 +231,16 @@ def measure(
         threads.close()
 
 
-def _measured(lengths_of: Callable[[int], Ids], group: int, what: Callable[[Ids], Any]) -> Any:
-    return what(lengths_of(group))
+def lengths_of(source: TokenSource, group: int) -> Ids:
+    """Tokens in each document of a group that is not empty; int64."""
+    lengths = np.concatenate([chunk.lengths for chunk in source.chunks(group)])
+    return lengths[lengths > 0]
+
+
+def counts_of(source: TokenSource, group: int) -> Ids:
+    """The number of documents of a group that are not empty, and of their tokens; int64."""
+    lengths = lengths_of(source, group)
+    return np.array([lengths.size, lengths.sum()], dtype=np.int64)
 
 
 def good_lengths(source: TokenSource, limit: int, group: int) -> Ids:
@@ -253,16 +253,14 @@ def good_lengths(source: TokenSource, limit: int, group: int) -> Ids:
     return gathered.finish(str)[0].lengths
 
 
-def packed_rows(
-    source: TokenSource, bounds: Ids, settings: LMSettings, too_long: TooLong, *, salvage: bool = False
-) -> Ids:
+def packed_rows(source: TokenSource, bounds: Ids, settings: LMSettings, too_long: TooLong, *, salvage: bool) -> Ids:
     """The number of rows that the documents of each cell fill when they are packed.
 
     ``bounds``: first group of each cell, and their number, int64, shape ``(cells + 1,)``. Where ``salvage``, documents that
     can not be read are counted as :func:`good_lengths` has them.
     """
-    lengths_of = partial(good_lengths, source, settings.limit) if salvage else None
-    found = measure(source, range(int(bounds[-1])), lambda lengths: lengths, lengths_of)
+    look = partial(good_lengths, source, settings.limit) if salvage else partial(lengths_of, source)
+    found = measure(source, range(int(bounds[-1])), look)
     counts = np.empty(bounds.size - 1, dtype=np.int64)
     for cell, (first, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
         lengths = np.concatenate([next(found) for _ in range(first, stop)])

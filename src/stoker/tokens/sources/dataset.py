@@ -32,7 +32,7 @@ from stoker.streams.derived_arrays import ArraySink
 from stoker.streams.streams import Streams
 from stoker.tokens.chat import ChatTokenizer
 from stoker.tokens.order.division import Groups
-from stoker.tokens.sources.block_buffer import measure
+from stoker.tokens.sources.block_buffer import counts_of, measure
 from stoker.tokens.sources.document_column import Tokenize, as_function
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import ShardSource, SkippedFile
@@ -170,10 +170,6 @@ class DatasetSource(ShardSource):
         (last,) = self._pieces(group, found[after:], after) if after < len(found) else (None,)
         return last
 
-    def lengths(self, group: int) -> Ids:
-        (chunk,) = self.chunks(group)
-        return chunk.lengths[chunk.lengths > 0]
-
     def _places(self, group: int) -> tuple[Ids, Ids]:
         """Shards and rows of a group's samples."""
         groups = self.groups
@@ -309,8 +305,8 @@ class DatasetSource(ShardSource):
             )
             told.append(number)
             counts = [np.zeros(0, np.int64)]
-            for lengths in measure(self, parts[number].tolist(), lambda lengths: (lengths.size, lengths.sum())):
-                counts.append(np.array(lengths, np.int64))
+            for counted in measure(self, parts[number].tolist(), partial(counts_of, self)):
+                counts.append(counted)
                 sink.beat()  # processes that wait for a count that makes no progress would begin one too
             return np.concatenate(counts)
 

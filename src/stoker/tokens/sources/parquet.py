@@ -27,7 +27,7 @@ from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import open_store
 from stoker.tokens.order.division import Groups
-from stoker.tokens.sources.block_buffer import measure
+from stoker.tokens.sources.block_buffer import counts_of, measure
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import MegatronSource, ShardSource, SkippedFile, TokenSource
 from stoker.types import Ids, StorageOptions
@@ -100,10 +100,6 @@ class ParquetSource(ShardSource):
         first = int(self._location.index.sizes[group]) - offsets.size + 1
         return Ragged(values, offsets, column=self.column, where=self.where(group), rows=first)
 
-    def lengths(self, group: int) -> Ids:
-        lengths = np.concatenate([chunk.lengths for chunk in self.chunks(group)])
-        return lengths[lengths > 0]
-
     def _name(self, key: str) -> str:
         store = self._location.cache.store
         return os.path.join(self._location.cache.root, key) if store is None else store.url_of(key)
@@ -153,9 +149,7 @@ class ParquetSource(ShardSource):
                 unknown.size,
                 len(self._location.index),
             )
-            lengths_of = self._lengths_or_none if self._salvage else None
-            found = measure(self, unknown.tolist(), _counts_of, lengths_of)
-            return np.concatenate(list(found))
+            return np.concatenate(list(measure(self, unknown.tolist(), self._counts_of)))
 
         recipe = {"groups": unknown.tolist(), "version": 1, **({"salvage": True} if self._salvage else {})}
         counts = self.keep("token-counts", recipe, make).reshape(-1, 2)
@@ -170,20 +164,14 @@ class ParquetSource(ShardSource):
             self.skipped.append(SkippedFile(self.where(group), problem))
             logger.warning("%s is left out: %s", self.where(group), problem)
 
-    def _lengths_or_none(self, group: int) -> Ids:
-        """The lengths of a group's documents; -1 alone where it can not be decoded."""
+    def _counts_of(self, group: int) -> Ids:
+        """The documents and tokens of a group; -1 where it can not be decoded, and is to be left out."""
         try:
-            return self.lengths(group)
+            return counts_of(self, group)
         except Exception as error:
-            if not is_of_sample(error):
+            if not (self._salvage and is_of_sample(error)):
                 raise
-            return np.array([-1], dtype=np.int64)
-
-
-def _counts_of(lengths: Ids) -> Ids:
-    """The number of documents and of tokens; -1 where lengths are not known."""
-    known = not lengths.size or int(lengths[0]) >= 0
-    return np.array([lengths.size, lengths.sum()] if known else [-1, -1], dtype=np.int64)
+            return np.array([-1, -1], dtype=np.int64)
 
 
 def decode_chunks(reader: ParquetReader, column: str, where: str, null_token: int | None = None) -> Iterator[Ragged]:

@@ -68,9 +68,6 @@ class TokenSource(Protocol):
     def chunks(self, group: int) -> Iterator[Ragged]:
         """A group's documents, decoded now, some at a time. A chunk may be overwritten when the next is asked for."""
 
-    def lengths(self, group: int) -> Ids:
-        """Tokens in each of a group's documents that are not empty; int64."""
-
     def fetch(self, groups: Iterable[int]) -> None:
         """Begin to fetch groups that will be read next, in this order."""
 
@@ -198,10 +195,6 @@ class _Mapped:
 
     def chunks(self, group: int) -> Iterator[Ragged]:
         raise NotImplementedError
-
-    def lengths(self, group: int) -> Ids:
-        (chunk,) = self.chunks(group)
-        return chunk.lengths[chunk.lengths > 0]
 
     def _tell(self, kind: str, paths: Sequence[str], facts: Iterable[bytes]) -> None:
         digest = xxhash.xxh3_128()
