@@ -170,7 +170,7 @@ def test_a_loader_sees_a_state_that_is_loaded_into_its_dataset(tmp_path: Path, i
     first = [over.samples(next(running)) for _ in range(3)]
     (loader if into == "loader" else dataset).load_state_dict(begun)
     assert loader.state_dict() == begun
-    with pytest.raises(StateError, match=r"load_state_dict\(\) or set_epoch\(\) was called"):
+    with pytest.raises(StateError, match=r"load_state_dict\(\), set_weights\(\) or set_epoch\(\) was called"):
         next(running)
     assert [over.samples(batch) for batch in loader][:3] == first
 
@@ -198,7 +198,7 @@ def test_workers_of_torchs_own_loader_end_when_a_state_is_loaded(tmp_path: Path)
     running = iter(DataLoader(dataset, batch_size=4, num_workers=1, prefetch_factor=1))
     next(running)
     dataset.load_state_dict(over.dataset(tmp_path, World(0, 1), batch_size=4, shuffle=False).state_dict())
-    with pytest.raises(StateError, match=r"load_state_dict\(\) or set_epoch\(\) was called"):
+    with pytest.raises(StateError, match=r"load_state_dict\(\), set_weights\(\) or set_epoch\(\) was called"):
         list(running)
     assert [int(one) for batch in DataLoader(dataset, batch_size=4, num_workers=1) for one in batch["id"]] == [
         *range(400)

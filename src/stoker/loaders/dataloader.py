@@ -7,7 +7,7 @@ import logging
 import multiprocessing
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
@@ -112,6 +112,8 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         self._looked_from: dict[str, Any] | None = None
         self._only_ends = False
         self._fetched_first = False
+        self._order_number = 0
+        self._changed: _Pass | None = None
         self._drop_last = options.get("drop_last", False)
         if not isinstance(dataset, StreamingDataset):
             if columnar or options.get("drop_last"):
@@ -174,6 +176,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             "_iterator": None,
             "_open": None,
             "_pass": None,
+            "_changed": None,
             "_interleaved": False,
             "_looked_from": None,
             "_only_ends": False,
@@ -203,6 +206,14 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             ) from error
 
     def _batches(self) -> Iterator[Any]:
+        self._changed = None
+        while (current := (yield from self._batches_of_run())) is not None:
+            self._changed = None
+            if self._stream.upcoming().epoch != current.start.epoch:  # weights were changed behind the last batch
+                return
+
+    def _batches_of_run(self) -> Generator[Any, None, _Pass | None]:
+        """Batches until the end, or until weights are changed: then gives the iteration, which begins again."""
         self._end_look()
         self._note_settings()
         if looks_only():
@@ -220,6 +231,9 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                 first = FirstFetches(self._stream.epoch_reader, self.num_workers, self.world.local_world_size)
                 first.begin(current.start, self._stream.batch_size or 1)
         columns = self.dataset if self.num_workers and isinstance(self.dataset, ColumnBatches) else None
+        if self._order_number != self._stream.order_number:
+            self._end_workers()  # those that live on would read the order that they were started with
+            self._order_number = self._stream.order_number
         with contextlib.nullcontext() if columns is None else columns.grouping():
             batches = self._open = self._begin_iterating()
         try:
@@ -237,6 +251,8 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                     )
                 if self._open is None:
                     raise StateError("the loader was closed in the middle of this iteration: begin another one")
+                if self._changed is current:
+                    return current
                 if self._stream.states_loaded != current.states_loaded:
                     raise superseded_error()
                 if self._pass is not current:
@@ -255,6 +271,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                 self._end_look()
         waits.flush()
         current.ended = True
+        return None
 
     def _note_settings(self) -> None:
         """Tell a trace what this loader has."""
@@ -307,12 +324,15 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
 
     def close(self) -> None:
         """End the workers, and close the dataset. Iterating again starts them anew."""
+        self._end_workers()
+        self._stream.close()
+
+    def _end_workers(self) -> None:
         iterator: Any = self._iterator if self._open is None else self._open
         self._open = None
         self._iterator = None
         if self.num_workers and iterator is not None:
             iterator._shutdown_workers()
-        self._stream.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of training after the batches that this loader has yielded.
@@ -370,8 +390,33 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                 "this state was taken inside a batch, by iterating over samples: a loader can only go on between batches"
             )
         self._stream.load_state_dict(state)
-        self._interleaved = False
+        self._interleaved, self._changed = False, None
         self._only_ends = follow_lightning(self, self._steps)
+
+    @checked
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Change the weights of the dataset's streams, or of the sources of a mixture of tokens, from the next batch on; see
+        :meth:`stoker.loaders.dataset.StreamingDataset.set_weights`.
+
+        A loop over this loader that is running continues with the new weights. Batches that workers have prepared are
+        dropped, and the workers start again.
+
+        Args:
+            weights: the proportion of each stream or source, by its name.
+
+        Raises:
+            ConfigError: as there; or a trainer has taken a batch before it trains on it: give the dataset a ``Schedule``.
+        """
+        dataset, current = self._stream, self._pass
+        running = current is not None and not current.ended and current.states_loaded == dataset.states_loaded
+        if running and (saved_by_lightning(self)[0] or (current and current.trained != current.yielded)):
+            raise ConfigError(
+                "the trainer around this loader has taken a batch with the old weights that it has not trained on: give the "
+                "dataset a Schedule"
+            )
+        changed = self._changed or (current if running else None)
+        dataset.change_weights(weights, self.state_dict())
+        self._changed = changed
 
     def _steps(self) -> tuple[int, int]:
         """Batches of the epoch that comes next, and those of it that are left."""

@@ -53,8 +53,6 @@ class EpochByFiles:
     """The iteration from which :meth:`next_batches` takes."""
     _only_ends: bool
     """Whether the next iteration is only to end an epoch."""
-    _changed: FilesProgress | None
-    """The iteration that goes on in another order."""
 
     def plan(self, start: EpochPosition) -> Plan:
         """This rank's batches from ``start`` to the end of its epoch."""
@@ -186,7 +184,7 @@ class EpochByFiles:
     def _reset(self) -> None:
         """Forget the epoch that is under way."""
         self._progress = self._exhausted = self._running = None
-        self._only_ends, self._changed = False, None
+        self._only_ends = False
 
     def _data_rank(self) -> DataRank:
         if self._rank_finder.division() is not None:

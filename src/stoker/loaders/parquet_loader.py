@@ -26,7 +26,7 @@ from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.sample_order import EpochPosition, Run
 from stoker.pipeline.ranks.data_rank import DataRankFinder, Replication
-from stoker.pipeline.state.resume import ResumeState
+from stoker.pipeline.state.resume import Progress, ResumeState
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.bad_samples import BadSampleLog, BadSamples, OnBadSample
 from stoker.reading.sample_errors import SampleLocation
@@ -345,6 +345,11 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         """Number of states loaded and of epochs asked for. Each ends the iterations that were running."""
         return self._resume.loads
 
+    @property
+    def order_number(self) -> int:
+        """A number that rises when the order of rows changes, which copies in workers that live on do not take."""
+        return self._resume.order_number
+
     def state_after(self, start: EpochPosition, batches: int, *, ended: bool = False) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``, and has ``ended``."""
         return self._resume.state_after(start, batches, self._data_rank(), ended=ended)
@@ -364,17 +369,9 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         """
         if change_streams:
             self._check_mixture()
-            self._change(state, self._sources, self._given)
-            self._changed = None
+            self._change(state, self._sources, self._given, goes_on=False)
         else:
-            before = self._builder, self._resume.sample_order
-            try:
-                if self._sources:
-                    self._take_weights(state)
-                self._load(state)
-            except BaseException:
-                self._builder, self._resume.sample_order = before
-                raise
+            self._load(state)
         self._only_ends = follow_lightning(self, self._steps)
 
     def _steps(self) -> tuple[int, int]:
@@ -396,17 +393,12 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
 
     def _batches(self) -> Iterator[LMBatch]:
         ahead = reads_ahead()  # which looks at what called this generator
-        while True:
-            epoch = self.upcoming().epoch
-            changed = yield from self._batches_until_change(ahead=ahead)
-            if not changed:
-                return
-            self._changed = None
-            if self.upcoming().epoch > epoch:  # the change was behind the last batch
-                self._exhausted = epoch
+        while (progress := (yield from self._batches_until_change(ahead=ahead))) is not None:
+            if not self._resume.continues(progress):  # the change was behind the last batch
+                self._exhausted = progress.point.epoch
                 return
 
-    def _batches_until_change(self, *, ahead: bool) -> Generator[LMBatch, None, bool]:
+    def _batches_until_change(self, *, ahead: bool) -> Generator[LMBatch, None, Progress | None]:
         worker, data_rank = LoaderWorker.detect(), self._data_rank()
         self._rank_finder.check_thread(self._rank_finder.division())
         point, begun, _ = self._resume.begin(worker, data_rank)
@@ -438,8 +430,8 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
                         batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens
                     )
                     yield batch
-                    if self._changed is progress:
-                        return True
+                    if self._resume.is_changed(run_progress):
+                        return run_progress
                     run_progress.check()
                     if progress.batches >= look:
                         look = progress.batches + waits.at_hand()
@@ -451,7 +443,7 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         run_progress.finished = True
         if worker.token is None and self._progress is progress:
             self._exhausted = point.epoch
-        return False
+        return None
 
     def _read(self, run: Run, worker: LoaderWorker, begun: int) -> Generator[list[LMBatch], None, None]:
         """The batches that are left, where some rows are bad without these or with others in their places."""

@@ -19,7 +19,6 @@ from stoker.errors import ConfigError, StateError
 from stoker.loaders.epoch_by_files import EpochByFiles
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
-from stoker.pipeline.state.packed import unpack_state
 from stoker.tokens.layouts.base import TokenLayout
 from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.order.mixture import SourceWeights, TokenMixture
@@ -58,7 +57,11 @@ class SourcesByName(EpochByFiles):
             ConfigError: this is no mixture, or batches are read ahead of training, by workers of a ``DataLoader`` or by a
                 trainer: give ``weights=`` a :class:`~stoker.Schedule` there.
         """
-        state = self._state_now()
+        self.change_weights(weights, self._state_now())
+
+    def change_weights(self, weights: Mapping[str, float] | Schedule, state: Mapping[str, Any]) -> None:
+        """The same, from where a state was taken, for loaders that count what they deliver."""
+        self._check_mixture()
         self._change(state, self._sources, replace(self._weights, shares=weights, repeat=None))
 
     @checked
@@ -137,20 +140,19 @@ class SourcesByName(EpochByFiles):
         if not self._sources:
             raise ConfigError("only a mixture can be changed: pass the sources as a dict, {name: files, ...}")
 
-    def _change(self, state: Mapping[str, Any], sources: Mapping[str, TokenSource], weights: SourceWeights) -> None:
-        """Go on where a state was taken, with these sources and weights."""
+    def _change(
+        self,
+        state: Mapping[str, Any],
+        sources: Mapping[str, TokenSource],
+        weights: SourceWeights,
+        *,
+        goes_on: bool = True,
+    ) -> None:
+        """Continue where a state was taken, with these sources and weights, as an iteration that ``goes_on`` does, too."""
         builder, order = self._mixed(sources, weights)
-        before = self._resume.sample_order
-        try:
-            self._resume.sample_order = order
-            self._resume.change(state)
-        except BaseException:
-            self._resume.sample_order = before
-            raise
-        running = self._changed or (self._progress if self._exhausted is None else None)
+        self._resume.change(state, order, goes_on=goes_on)
         self._builder, self._sources = builder, sources
         self._reset()
-        self._changed = running
 
     def _open(self, source: Files | TokenSource, name: str | None = None) -> TokenSource:
         """A source, which has a name in a mixture."""
@@ -171,16 +173,6 @@ class SourcesByName(EpochByFiles):
         named = dict(zip(sources, orders, strict=True))
         full = not self._rows.document_rows
         return builder, TokenMixture(named, builder.settings.seq_len, weights, self._given, self._parts, full=full)
-
-    def _take_weights(self, state: Any) -> None:
-        """Take the weights of a state, if the run was begun as this loader is, and has the same sources."""
-        told = unpack_state(state) if isinstance(state, Mapping) else {}
-        order, streams = told.get("order"), told.get("streams")
-        if not isinstance(order, Mapping) or not isinstance(streams, Mapping) or set(streams) != set(self._sources):
-            return
-        if order.get("given") == self._given.as_dict():
-            weights = SourceWeights.read(order.get("weights"), list(self._sources))
-            self._builder, self._resume.sample_order = self._mixed(self._sources, weights)
 
 
 def _on_bad_files(format_options: Mapping[str, Any] | None) -> OnBadFiles:

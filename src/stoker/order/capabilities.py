@@ -103,6 +103,13 @@ class StreamHistory(Protocol):
         """The same order, restarted after its streams were changed; in the next epoch where it can not go on in that one."""
         ...
 
+    def with_weights_of(self, saved: Mapping[str, Any]) -> SampleOrder:
+        """The same order with the weights that the run of a state had set, if it began with the weights of this one.
+
+        Without them, as the order was made. StateError if they are damaged. ``saved``: the state in plain text.
+        """
+        ...
+
     def first_shards(self, name: str, samples: int) -> Sequence[Mapping[str, Any]]:
         """Descriptions of a stream as if it had only its first shards, where these have so many samples: one description,
         several where shards without samples follow, or none."""
@@ -126,6 +133,11 @@ def makes_batches(order: SampleOrder) -> bool:
 def origin_of(order: SampleOrder) -> RunOrigin:
     """The point from which a run in the order counts its streams. Default: the beginning."""
     return order.origin if isinstance(order, StreamHistory) else RunOrigin()
+
+
+def with_weights_of(order: SampleOrder, saved: Mapping[str, Any]) -> SampleOrder:
+    """The order with the weights that a state's run had set. Default: weights are not set while a run goes on."""
+    return order.with_weights_of(saved) if isinstance(order, StreamHistory) else order
 
 
 def consumed_samples(order: SampleOrder, position: EpochPosition) -> dict[str, int]:

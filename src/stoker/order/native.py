@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
+from stoker.arguments import must_be, must_know
 from stoker.errors import ConfigError, StateError
 from stoker.integers import mix
 from stoker.lazy import cached_property
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from stoker.order.static_epoch import StaticEpochs
 
 _TAG_SECTIONS: Final = 4
+_TAG_TURN: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class NativeOrder:
         sources: the streams, at least one.
         settings: everything else.
         origin: where a run with changed streams was restarted.
+        made: this order as its dataset was made, where the weights were set since.
 
     Attributes:
         epoch_size: positions in an epoch.
@@ -65,10 +68,15 @@ class NativeOrder:
     start_type: ClassVar = NativeStart
 
     def __init__(
-        self, sources: Sequence[StreamSource], settings: NativeSettings, origin: RunOrigin | None = None
+        self,
+        sources: Sequence[StreamSource],
+        settings: NativeSettings,
+        origin: RunOrigin | None = None,
+        made: NativeOrder | None = None,
     ) -> None:
         self.sources = tuple(sources)
         self.settings = settings
+        self._made = made
         self.origin = RunOrigin() if origin is None else origin
         self._batching = settings.batching_method if len(self.sources) > 1 else "random"
         if settings.schedule is not None and any(source.weight != StreamWeight() for source in self.sources):
@@ -145,8 +153,13 @@ class NativeOrder:
             )
         if not (epoch or position or consumed or origin.away):
             return self._restarted(None)
+        turn = origin.turn
+        if self._made is not None and not turn:
+            # Where streams are dealt from the beginning after each of many changes, a small one would never have its turn.
+            turn = 1 + (mix(self.settings.seed, _TAG_TURN, origin.samples) >> 22)
         changed = replace(
             origin,
+            turn=turn,
             epoch=epoch,
             consumed=consumed,
             position=position,
@@ -156,7 +169,43 @@ class NativeOrder:
         return self._restarted(changed)
 
     def _restarted(self, origin: RunOrigin | None) -> NativeOrder:
-        return NativeOrder(self.sources, self.settings, origin)
+        return NativeOrder(self.sources, self.settings, origin, self._made)
+
+    def with_weights(self, weights: Mapping[str, float]) -> NativeOrder:
+        """This order with other proportions of its streams, in epochs of the same length.
+
+        ConfigError if an epoch's streams do not follow from proportions, or these do not name each stream.
+        """
+        settings, names = self.settings, [source.name for source in self.sources]
+        for given, said in (
+            (len(names) == 1, "this dataset has one stream"),
+            (settings.schedule is not None, "here a Schedule changes the weights"),
+            (settings.sampling_method == "fixed", "with sampling_method='fixed' each epoch has the same samples"),
+        ):
+            if given:
+                raise ConfigError(f"set_weights() changes the proportions of several streams, and {said}")
+        must_know("stream", weights, names, "set_weights(): ")
+        missing = [name for name in names if name not in weights]
+        must_be(f"of all streams, 0 for none of one: {missing} are missing", not missing, weights=dict(weights))
+        sources = [replace(source, weight=StreamWeight(float(weights[source.name]))) for source in self.sources]
+        return NativeOrder(sources, replace(settings, epoch_size=self.epoch_size), self.origin, self._made or self)
+
+    def with_weights_of(self, saved: Mapping[str, Any]) -> NativeOrder:
+        """This order with the weights that the run of a state had set; see
+        :class:`~stoker.order.capabilities.StreamHistory`."""
+        made, order = self._made or self, saved.get("order", {})
+        weights = order.get("weights") if order.get("given") == made.chosen else None
+        if weights is None:
+            return made
+        try:
+            return self if self._made is not None and weights == self.proportions else made.with_weights(weights)
+        except (ConfigError, AttributeError, TypeError, ValueError) as error:
+            raise StateError(f"this state should have the weights of its streams, found {weights!r}") from error
+
+    @property
+    def proportions(self) -> dict[str, float | None]:
+        """The proportion of each stream, by its name."""
+        return {source.name: source.weight.proportion for source in self.sources}
 
     def _begun_before(self, origin: RunOrigin) -> dict[str, tuple[Before, ...]]:
         """The streams to which files were appended, with the result of :func:`still_begun`."""
@@ -204,6 +253,8 @@ class NativeOrder:
                 streams[name]["block_size"] = size
         if settings.schedule is not None:
             order["schedule"] = settings.schedule.as_dict()
+        if self._made is not None:
+            order |= {"weights": self.proportions, "given": self._made.chosen}
         for name, count in (chosen or {}).items():
             streams[name]["choose"] = count
         if settings.sampling_method == "fixed":

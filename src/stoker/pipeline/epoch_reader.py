@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -150,41 +150,48 @@ class EpochReader(RankEpochs):
             raise ConfigError(
                 "batch_by= makes whole batches, and these are single samples: iterate over batches() or a StreamingDataLoader"
             )
-        skip, progress, pipeline = self._start(batch_size, by_sample=True, override=override)
-        alone = LoaderWorker.detect().token is None and self._ranks == 1 and self._division is None
-        check_sample_steps(self.settings, override, alone=alone, keeps_places=keep_places and self._division is None)
-        leaves_out = bool(self.settings.leaves_out) and not keep_places
-        if self._division is not None and self._division.kept is not None:
-            from stoker.pipeline.ranks.outer_plan import keep_own_slice
+        changed = True
+        while changed:
+            skip, progress, pipeline = self._start(batch_size, by_sample=True, override=override)
+            division, ranks, number = self._division, self._ranks, 0
+            alone = LoaderWorker.detect().token is None and ranks == 1 and division is None
+            check_sample_steps(self.settings, override, alone=alone, keeps_places=keep_places and division is None)
+            leaves_out = bool(self.settings.leaves_out) and not keep_places
+            if division is not None and division.kept is not None:
+                from stoker.pipeline.ranks.outer_plan import keep_own_slice
 
-            samples = chain.from_iterable(part.samples for part in pipeline.sample_runs())
-            yield from keep_own_slice(samples, progress.plan, self._division, LoaderWorker.detect())
-            return
-        division, ranks, number = self._division, self._ranks, 0
-        waits = WaitClock()
-        waits.begin()
-        # Samples that were delivered are counted by their places, so that all of these must come.
-        for part in pipeline.sample_runs(present=leaves_out and not skip):
-            waits.end(operator.length_hint(part.remaining))
-            number += 1
-            if number >= _LOOK_AGAIN and not number & (number - 1):
-                check_as_begun(self._rank_finder, division, ranks, batch_size)
-            progress.enter(part)
-            try:
-                # The state was taken inside the first batch: skip the samples of it that were delivered.
-                for _ in islice(part.samples, skip) if skip else ():
-                    skip -= 1
-                # `yield from` costs nothing a sample; the run counts how many the consumer took.
-                yield from progress.present(part.samples) if leaves_out and part.gaps else part.samples
-            except Exception:
-                progress.failed()
-                raise
-            progress.check()
+                samples = chain.from_iterable(part.samples for part in pipeline.sample_runs())
+                yield from keep_own_slice(samples, progress.plan, division, LoaderWorker.detect())
+                return
+            waits = WaitClock()
             waits.begin()
-        if number < _LOOK_AGAIN:
-            check_as_begun(self._rank_finder, division, ranks, batch_size)
-        waits.flush()
-        progress.finished = True
+            # Samples that were delivered are counted by their places, so that all of these must come.
+            for part in pipeline.sample_runs(present=leaves_out and not skip):
+                waits.end(operator.length_hint(part.remaining))
+                number += 1
+                if number >= _LOOK_AGAIN and not number & (number - 1):
+                    check_as_begun(self._rank_finder, division, ranks, batch_size)
+                progress.enter(part)
+                try:
+                    # The state was taken inside the first batch: skip the samples of it that were delivered.
+                    for _ in islice(part.samples, skip) if skip else ():
+                        skip -= 1
+                    # `yield from` costs nothing a sample; the run counts how many the consumer took.
+                    yield from progress.present(part.samples) if leaves_out and part.gaps else part.samples
+                except Exception:
+                    progress.failed()
+                    raise
+                if changed := self._resume.is_changed(progress):
+                    break
+                progress.check()
+                waits.begin()
+            else:
+                changed = False
+            if number < _LOOK_AGAIN:
+                check_as_begun(self._rank_finder, division, ranks, batch_size)
+            waits.flush()
+            progress.finished = not changed
+            changed = changed and self._resume.continues(progress)
 
     def batches(self, batch_size: int, override: Override | None = None) -> Iterator[Batch]:
         """This rank's (and loader worker's) batches of the next epoch, as dicts of columns; see :meth:`samples`."""
@@ -199,6 +206,14 @@ class EpochReader(RankEpochs):
     ) -> Iterator[_Columns]:
         if override is not None:
             check_override(self.settings)
+        while (progress := (yield from self._columns_of_run(batch_size, read, override))) is not None:
+            if not self._resume.continues(progress):
+                return
+
+    def _columns_of_run(
+        self, batch_size: int, read: Callable[[Pipeline], Iterator[list[_Columns]]], override: Override | None
+    ) -> Generator[_Columns, None, Progress | None]:
+        """The same until the end, or until the order is changed: then gives how far the iteration was."""
         _, progress, pipeline = self._start(batch_size, by_sample=False, override=override)
         division, ranks, number, look = self._division, self._ranks, 0, 0
         waits = WaitClock()
@@ -211,6 +226,8 @@ class EpochReader(RankEpochs):
                     check_as_begun(self._rank_finder, division, ranks, batch_size)
                 progress.batch(len(found.lengths) if isinstance(found, BatchGroup) else 1)
                 yield found
+                if self._resume.is_changed(progress):
+                    return progress
                 progress.check()
                 if number >= look:
                     look = number + waits.at_hand()
@@ -222,6 +239,7 @@ class EpochReader(RankEpochs):
         waits.at_hand()
         waits.flush()
         progress.finished = True
+        return None
 
     def _start(
         self, batch_size: int, *, by_sample: bool, override: Override | None = None

@@ -39,7 +39,15 @@ GIVEN: Final = (
 
 _ABSENT: Final = object()
 # Those that mosaicml-streaming has as properties, or not at all.
-_OF_THE_CLASS: Final = ("cache_usage", "epoch_reader", "leaves_out", "next_epoch", "size", "states_loaded")
+_OF_THE_CLASS: Final = (
+    "cache_usage",
+    "epoch_reader",
+    "leaves_out",
+    "next_epoch",
+    "order_number",
+    "size",
+    "states_loaded",
+)
 
 
 class DatasetAttributes(DatasetBase):

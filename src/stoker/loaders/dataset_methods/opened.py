@@ -153,6 +153,11 @@ class BatchSize:
         if isinstance(getattr(type(owner), "batch_size", None), BatchSize):
             owner.__dict__["_batches_for"] = user
 
+    @staticmethod
+    def user(owner: Any) -> str:
+        """What counts batches of this object; empty if nothing does."""
+        return str(owner.__dict__.get("_batches_for", ""))
+
 
 def whole_batches_by(settings: EpochReaderSettings) -> str:
     """The remedy where a setting makes batches shorter or longer, for messages."""

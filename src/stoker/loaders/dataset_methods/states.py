@@ -12,7 +12,9 @@ from stoker.cluster import World
 from stoker.errors import ConfigError, StateError
 from stoker.loaders.dataset_methods.opened import BatchSize, DatasetBase
 from stoker.loaders.trainers.consumers import ended_by_composer, nothing_left_for_composer
+from stoker.order.native import NativeOrder
 from stoker.order.sample_order import EpochPosition, Plan
+from stoker.pipeline.build_order import tell_weights
 from stoker.types import Ids
 
 logger = logging.getLogger(__name__)
@@ -113,6 +115,11 @@ class DatasetStates(DatasetBase):
         """Number of states that were loaded into this object. Each ends the iterations that were running."""
         return self._opened.reader.loads
 
+    @property
+    def order_number(self) -> int:
+        """A number that rises when a state changes the order of samples, which copies in workers that live on do not take."""
+        return self._opened.reader.order_number
+
     def check_alone(self) -> None:
         """Check that only this object delivers, so that it knows how far it is.
 
@@ -136,8 +143,51 @@ class DatasetStates(DatasetBase):
         change_streams = check_argument(
             f"{type(self).__name__}.load_state_dict", "change_streams", bool, change_streams
         )
-        self._opened.reader.load(state, self.batch_size, change_streams=change_streams)
+        reader = self._opened.reader
+        before = reader.order_number
+        reader.load(state, self.batch_size, change_streams=change_streams)
+        if reader.order_number != before and isinstance(reader.sample_order, NativeOrder):
+            tell_weights(self._opened.streams, reader.sample_order.chosen, reader.sample_order.proportions)
         self._resumed_between = self.upcoming() == self.upcoming().epoch_begin()
+
+    @checked
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Change the proportions of the streams from the next batch on, also in the middle of an epoch.
+
+        Each stream continues with the samples that it has not delivered yet, and none is repeated before these. Epochs keep
+        their length. A loop over this dataset that is running continues with the new weights. States hold them: such a state
+        is loaded in a dataset that is made as this one was. Call it on all ranks after the same batch; where workers of a
+        DataLoader read, call :meth:`stoker.loaders.dataloader.StreamingDataLoader.set_weights`.
+
+        >>> dataset.set_weights({"web": 0.6, "books": 0.4})  # doctest: +SKIP
+
+        Args:
+            weights: the proportion of each stream, by its name; 0: none of it from here on.
+
+        Raises:
+            ConfigError: weights that are not numbers from 0 or do not name each stream, or an order whose streams cannot
+                change: of mosaicml-streaming, of batches by length, of a ``Schedule``, or with fixed sampling.
+            StateError: DataLoader workers read ahead; or samples are divided by a static partition, inside an epoch.
+        """
+        if user := BatchSize.user(self):
+            raise ConfigError(
+                f"set_weights(): {user} has read ahead of what it delivered: call set_weights() of the StreamingDataLoader; "
+                "what an LMStream mixes, a StreamingParquetLoader of several DatasetSource mixes by tokens, and can change"
+            )
+        self.change_weights(weights, self._opened.reader.state(self.batch_size or 1))
+
+    def change_weights(self, weights: Mapping[str, float], state: Mapping[str, Any]) -> None:
+        """The same, from where a state was taken, for loaders that count what they deliver."""
+        reader, order = self._opened.reader, self._opened.reader.sample_order
+        if not isinstance(order, NativeOrder):
+            raise ConfigError(
+                "set_weights() changes the mixture of stoker's own orders, and this dataset has batch_by= or an order of "
+                "mosaicml-streaming: make a dataset with the new weights, and load_state_dict(state, change_streams=True), "
+                "which begins the next epoch with them"
+            )
+        order = order.with_weights(weights)
+        reader.change(state, order)
+        tell_weights(self._opened.streams, order.chosen, order.proportions)
 
     @checked
     def set_epoch(self, epoch: int) -> None:

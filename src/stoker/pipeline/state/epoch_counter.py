@@ -72,6 +72,7 @@ class _Count:
         ahead: how far our epochs are ahead of the caller's.
         told: a bit for each matter that was told.
         passes: the last ones.
+        order_number: that of the sample order in which the loaded state is to be read.
         marks: the part of the quarantine that holds in each of the last epochs, the newest last. That of epoch -1 was brought
             by a state.
     """
@@ -83,6 +84,7 @@ class _Count:
     ahead: int = 0
     told: int = 0
     passes: list[_Pass] = field(default_factory=list)
+    order_number: int = 0
     marks: dict[int, Mark] = field(default_factory=dict)
 
     def point(self, epoch: int) -> EpochPosition:
@@ -184,10 +186,15 @@ class EpochCounter:
         """The position at which an epoch that has begun did begin."""
         return self._count().point(epoch)
 
-    def load(self, point: EpochPosition) -> None:
-        """Make the next iteration, here or in workers, begin at ``point``."""
+    @property
+    def order_number(self) -> int:
+        """The number of the sample order in which the loaded state is to be read."""
+        return self._count().order_number
+
+    def load(self, point: EpochPosition, order_number: int = 0) -> None:
+        """Make the next iteration, here or in workers, begin at ``point``, in the sample order of this number."""
         with self._changing() as count:
-            count.upcoming, count.loaded, count.resumed = point.epoch, point, True
+            count.upcoming, count.loaded, count.resumed, count.order_number = point.epoch, point, True, order_number
             self._seen = count.begun
             self._numbers[_LOADER] = os.getpid()
             self._numbers[_LOADS] += 1

@@ -135,6 +135,11 @@ class RankEpochs:
         """Number of states that were loaded. Each ends the iterations that were running."""
         return self._resume.loads
 
+    @property
+    def order_number(self) -> int:
+        """See :attr:`~stoker.pipeline.state.resume.ResumeState.order_number`."""
+        return self._resume.order_number
+
     def check_alone(self) -> None:
         """Check that no copy of this in another process has begun to iterate."""
         self._resume.check_alone()
@@ -183,6 +188,10 @@ class RankEpochs:
             # What is not known yet is checked when iteration starts.
             check = batch_size is not None and data_rank is not None
             self._resume.load(state, LoaderWorker.detect(), data_rank or DataRank(batch_size=size), check=check)
+
+    def change(self, state: Mapping[str, Any], order: SampleOrder) -> None:
+        """Continue where ``state`` was taken, in an order with other weights, as an iteration that runs does, too."""
+        self._resume.change(state, order, goes_on=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration begin an epoch; see :meth:`stoker.loaders.dataset.StreamingDataset.set_epoch`."""

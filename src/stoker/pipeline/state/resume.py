@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError, StateError
 from stoker.lazy import cached_property
-from stoker.order.capabilities import with_epoch_start
+from stoker.order.capabilities import with_epoch_start, with_weights_of
 from stoker.order.sample_order import DataRank, EpochPosition, Plan, Run, SampleOrder
 from stoker.pipeline.state.epoch_counter import EpochCounter, NamedEpochs
 from stoker.reading.sample_errors import url_of_shard
@@ -110,9 +110,9 @@ def among_error() -> StateError:
 def superseded_error() -> StateError:
     """The error of an iteration that asks for its next item after a state was loaded, or another epoch named."""
     return StateError(
-        "this iterator has ended: load_state_dict() or set_epoch() was called after its last item (trainers call set_epoch() "
-        "when they start to read a loader). Create a new iterator, which starts at the new position. To read the same data "
-        "for something else meanwhile, such as evaluation, use another dataset object"
+        "this iterator has ended: load_state_dict(), set_weights() or set_epoch() was called after its last item (trainers "
+        "call set_epoch() when they start to read a loader). Create a new iterator, which starts at the new position. To "
+        "read the same data for something else meanwhile, such as evaluation, use another dataset object"
     )
 
 
@@ -180,8 +180,8 @@ class ResumeState:
     states name them. ``others``: the entries that identify the datasets of its zips and joins, by their names.
     ``quarantine``: leaves samples out; with the pool that holds them.
 
-    ``sample_order``: what is read. ``loads``: how many states were loaded into this object. Each ends the iterations that
-    were running.
+    ``loads``: how many states were loaded into this object. Each ends the iterations that were running. ``order_number``:
+    rises with each other order. A copy in a DataLoader's worker that lives on keeps the order that it was made with.
     """
 
     def __init__(
@@ -192,7 +192,8 @@ class ResumeState:
         quarantine: tuple[Quarantine, ShardPool] | None = None,
         others: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     ) -> None:
-        self.sample_order = sample_order
+        self._sample_order = sample_order
+        self.order_number = 0
         self._chain, self._others = list(chain), dict(others or {})
         self._all_ended = all_ended
         self.loads = 0
@@ -200,9 +201,20 @@ class ResumeState:
         self._quarantine = quarantine
         self._in_worker = False
         self._progress: Progress | None = None
+        self._changed: Progress | None = None
         # Iterations that were left for a later one, and how many samples of each had been delivered by then.
         self._left: list[tuple[weakref.ref[Progress], int]] = []
         self._resumed: tuple[EpochPosition, int, int] | None = None
+
+    @property
+    def sample_order(self) -> SampleOrder:
+        """What is read."""
+        return self._sample_order
+
+    @sample_order.setter
+    def sample_order(self, sample_order: SampleOrder) -> None:
+        self.order_number += sample_order is not self._sample_order
+        self._sample_order = sample_order
 
     @cached_property
     def _names(self) -> NamedEpochs:
@@ -228,6 +240,12 @@ class ResumeState:
             (point, begun, inside), self._resumed = self._resumed, None
             self._clock.count_started(worker.token)
         else:
+            if self._in_worker and self._clock.order_number > self.order_number:
+                raise StateError(
+                    "a state was loaded that changed the streams or their weights, and this DataLoader worker was started "
+                    "before that, with persistent_workers=True: make a new DataLoader (a StreamingDataLoader starts its "
+                    "workers again)"
+                )
             point, begun, inside = self._clock.begin(worker.token, worker.number), 0, 0
         return with_epoch_start(self.sample_order, point, data_rank), begun, inside
 
@@ -272,7 +290,7 @@ class ResumeState:
         self._left = [(left, count) for left, count in self._left if left() is not None]
         if self._progress is not None and not self._progress.finished:
             self._left.append((weakref.ref(self._progress), self._progress.samples))
-        self._progress = Progress(point, plan, begun, self._clock if self._in_worker else None)
+        self._progress, self._changed = Progress(point, plan, begun, self._clock if self._in_worker else None), None
         return self._progress
 
     def state(self, point: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
@@ -432,31 +450,37 @@ class ResumeState:
         mark = self._mark_of(state)
         if worker.token is None:  # for all workers the main process says it
             self._clock.thaw(mark)
-        self.sample_order = sample_order
         if own is not None:
+            self._sample_order = sample_order  # of this worker alone
             self._resumed = point, *own
             # At once: of an epoch that has ended torchdata begins another one before the rest, which is nothing, is read.
             self._clock.skip_to(point.epoch)
         else:
-            self._clock.load(point)
+            self.sample_order = sample_order
+            self._clock.load(point, self.order_number)
         self._forget()
 
-    def change(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken, with other streams. StateError if more than the streams differs."""
+    def change(self, state: Mapping[str, Any], order: SampleOrder | None = None, *, goes_on: bool = False) -> None:
+        """Continue where ``state`` was taken, with other streams or weights. StateError if more than these differs.
+
+        ``order``: with other weights or streams. Default: that of this object, as it was made. ``goes_on``: whether an
+        iteration that runs continues there, too.
+        """
         from stoker.pipeline.state.state import check_same_steps, read_changed
 
-        point, sample_order = read_changed(state, self.sample_order)
+        order = with_weights_of(self.sample_order, {}) if order is None else order
+        point, sample_order = read_changed(state, order, logging.INFO if goes_on else logging.WARNING)
         mark = self._mark_of(state)
-        if mark is not None and mark.lines:
+        if not goes_on and mark is not None and mark.lines:
             raise StateError(
                 "change_streams=True gives samples other ids, and this state's run leaves some out by theirs (quarantine=): "
                 'leave those out by subset=SkipIds(...) of their stream, and take "quarantine" out of the state'
             )
         check_same_steps(state, self._chain, self._others, inside=bool(point.position))
         self.sample_order = sample_order
-        self._clock.thaw(None)
-        self._clock.load(point)
-        self._forget()
+        self._clock.thaw(mark if goes_on else None)
+        self._clock.load(point, self.order_number)
+        self._forget(goes_on=goes_on)
 
     def _mark_of(self, state: Mapping[str, Any]) -> Mark | None:
         if "quarantine" not in state:
@@ -475,9 +499,22 @@ class ResumeState:
         if self._names.follow(epoch):
             self._forget()
 
-    def _forget(self) -> None:
-        """End all iterations that run; the next one begins where a state says."""
+    def is_changed(self, progress: Progress) -> bool:
+        """Whether the order of an iteration that runs was changed, and it continues in the new one if it is not its end."""
+        return self._changed is progress
+
+    def continues(self, progress: Progress) -> bool:
+        """Whether something is left of the epoch of such an iteration, which begins again then."""
+        self._changed = None
+        return self.upcoming().epoch == progress.point.epoch
+
+    def _forget(self, *, goes_on: bool = False) -> None:
+        """End all iterations that run, but for the one that ``goes_on``; the next one begins where a state says."""
         self.loads += 1
+        if not goes_on:
+            self._changed = None
+        elif self._progress is not None and not self._progress.finished:
+            self._changed = self._progress
         for one in (self._progress, *(left() for left, _ in self._left)):
             if one is not None:
                 one.supersede()
@@ -485,7 +522,7 @@ class ResumeState:
 
     def __getstate__(self) -> dict[str, Any]:
         # What was delivered here was not delivered by the copy.
-        return {**self.__dict__, "_progress": None, "_left": []}
+        return {**self.__dict__, "_progress": None, "_changed": None, "_left": []}
 
 
 def _moved(point: EpochPosition, plan: Plan, position: int) -> EpochPosition:

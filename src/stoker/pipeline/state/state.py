@@ -22,6 +22,7 @@ from stoker.order.capabilities import (
     read_start,
     stream_urls,
     with_epoch_start,
+    with_weights_of,
 )
 from stoker.order.mixture.reached import RunOrigin, RunProgress
 from stoker.order.mixture.schedule import Schedule
@@ -169,6 +170,7 @@ def read_state(
     saved = _read(state)
     if "version" not in saved:
         return mosaicml_position(sample_order, saved), sample_order
+    sample_order = with_weights_of(sample_order, saved)
     try:
         check_same_order(saved, sample_order, what)
     except StateError as error:
@@ -322,6 +324,7 @@ def same_so_far(state: Mapping[str, Any], sample_order: SampleOrder) -> bool:
     saved = _read(state)
     if "version" not in saved or not isinstance(sample_order, StreamHistory):
         return False
+    sample_order = sample_order.with_weights_of(saved)
     ours, before = sample_order.as_dict(), saved["order"].get("schedule")
     now, size = ours["order"].get("schedule"), ours["order"]["epoch_size"]
     if not isinstance(before, Mapping) or now is None or _plain(before) == _plain(now):
@@ -346,11 +349,13 @@ def _samples_before(saved: Mapping[str, Any], origin: RunOrigin, size: int) -> i
 # -- streams that change ---------------------------------------------------------------------------------------------------
 
 
-def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[EpochPosition, SampleOrder]:
+def read_changed(
+    state: Mapping[str, Any], sample_order: SampleOrder, level: int = logging.WARNING
+) -> tuple[EpochPosition, SampleOrder]:
     """Go on with other streams where a state was taken.
 
     StateError if more than the streams and their weights differs. Gives the position, and a sample order in which each stream
-    continues after the samples that the state's run delivered.
+    continues after the samples that the state's run delivered. ``level``: at which that is logged.
     """
     saved, ours = _read(state), sample_order.as_dict()
     if "version" not in saved:
@@ -393,7 +398,8 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
         )
     )
     now = origin_of(changed)
-    logger.warning(
+    logger.log(
+        level,
         "resuming with other streams: epoch %d %s; %s continue where they were%s%s",
         now.epoch,
         f"continues at position {now.position}" if now.position else "begins",

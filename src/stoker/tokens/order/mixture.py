@@ -144,7 +144,7 @@ class TokenMixture(NativeOrder):
         self.alone = dict(alone)
         self.rows: TokenSettings = next(iter(alone.values())).settings
         self.weights, self.given, self._parts = weights, given, parts
-        self._again = partial(TokenMixture, alone, seq_len, weights, given, parts, full=full)
+        self._again = partial(TokenMixture, alone, seq_len, given=given, parts=parts, full=full)
         mean, streams = {}, []
         for name, source in self.alone.items():
             rows = source.division(1).rounds.total
@@ -226,7 +226,15 @@ class TokenMixture(NativeOrder):
         return super().with_changed_streams(origin)
 
     def _restarted(self, origin: RunOrigin | None) -> TokenMixture:
-        return self._again(origin=origin)
+        return self._again(weights=self.weights, origin=origin)
+
+    def with_weights_of(self, saved: Mapping[str, Any]) -> TokenMixture:
+        """This order with the weights of a state, if its run was begun as this one is, and has the same sources."""
+        order = saved.get("order", {})
+        if set(saved.get("streams", ())) != set(self.alone) or order.get("given") != self.given.as_dict():
+            return self
+        weights = SourceWeights.read(order.get("weights"), list(self.alone))
+        return self if weights == self.weights else self._again(weights=weights)
 
 
 def _by_rows(schedule: Schedule, mean: Mapping[str, float], each: float) -> Schedule:
