@@ -48,20 +48,6 @@ class SampleClock:
     in one go, with nothing else in between.
     """
 
-    __slots__ = (
-        "_alone",
-        "_decode",
-        "_each",
-        "_known",
-        "_left",
-        "_most",
-        "_recorder",
-        "_short",
-        "_since",
-        "_together",
-        "_transform",
-    )
-
     def __init__(self, recorder: Recorder, known: ReadTimes | None = None, *, together: bool = False) -> None:
         self._recorder, self._known, self._together = recorder, known, together
         self._alone = _ALONE if together else _LONG

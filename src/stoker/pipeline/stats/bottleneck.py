@@ -133,7 +133,8 @@ def find_bottleneck(processes: Sequence[TracedProcess], cores: int) -> Profile:
     worst = max(ranks, key=lambda one: one.own_waited)
     others = [one.own_waited for one in ranks if one is not worst]
     slow = bool(others) and worst.share >= LITTLE and worst.own_waited > _SKEW * float(np.median(others))
-    shown = worst if slow or len(ranks) == 1 else _typical(ranks)
+    typical = sorted(ranks, key=lambda one: one.own_waited)[len(ranks) // 2]
+    shown = worst if slow or len(ranks) == 1 else typical
     return Profile(
         shown.kind,
         worst.rank if slow else None,
@@ -149,11 +150,6 @@ def _settings(processes: Sequence[TracedProcess], rank: int) -> LoaderSettings:
     """The settings of the loaders of a rank."""
     mine = [one for one in processes if one.rank == rank]
     return LoaderSettings(one.loaders for one in sorted(mine, key=lambda one: one.worker is not None))
-
-
-def _typical(ranks: Sequence[RankTimes]) -> RankTimes:
-    """The rank whose waiting is the median."""
-    return sorted(ranks, key=lambda one: one.own_waited)[len(ranks) // 2]
 
 
 def _percent(part: float) -> str:

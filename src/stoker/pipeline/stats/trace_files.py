@@ -67,11 +67,6 @@ class TracedProcess:
     loaders: SettingsByLoader = field(default_factory=dict)
 
     @property
-    def name(self) -> str:
-        """A name to show."""
-        return f"rank {self.rank}" + ("" if self.worker is None else f", worker {self.worker}")
-
-    @property
     def has_read(self) -> bool:
         """Whether it has gone on to samples: has done more than to find out which there are."""
         return bool(self.loaders) or not np.isin(self.spans["stage"], (Stage.LIST, Stage.PROCESSOR)).all()
@@ -182,7 +177,8 @@ def _events(process: TracedProcess) -> Iterator[dict[str, Any]]:
     def named(what: str, thread: int, **args: Any) -> dict[str, Any]:
         return {"name": what, "ph": "M", "pid": process.pid, "tid": thread, "args": args}
 
-    yield named("process_name", 0, name=process.name, **about)
+    shown = f"rank {process.rank}" + ("" if process.worker is None else f", worker {process.worker}")
+    yield named("process_name", 0, name=shown, **about)
     yield named("process_sort_index", 0, sort_index=process.rank * 1000 + (process.worker or -1) + 1)
     for thread, name in process.threads.items():
         yield named("thread_name", thread, name=name)
