@@ -8,7 +8,6 @@ from stoker.cluster import World
 from stoker.display import counted
 from stoker.errors import ConfigError
 from stoker.storage import is_local, open_store
-from stoker.storage.files.regular import existing_path
 from stoker_bench.checkpoint.layout import checkpoint_layout
 from stoker_bench.checkpoint.saver import check_checkpoint_space, open_checkpoint_store
 from stoker_bench.generation.files import EXACT
@@ -18,7 +17,7 @@ from stoker_bench.loaders.base import Split
 from stoker_bench.loaders.decode import suffixes
 from stoker_bench.loaders.listing import find_files
 from stoker_bench.measure.generation import check_space, check_spec, spec_of
-from stoker_bench.measure.page_cache import file_system
+from stoker_bench.measure.page_cache import existing_path, file_system
 from stoker_bench.mlperf.verdict import foreseen_findings
 from stoker_bench.ranks.plan import NO_DATA, RunPlan
 from stoker_bench.settings.extent import check_batches, counted_steps, epoch_steps, training_checkpoints

@@ -54,11 +54,3 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     descriptor, _ = open_regular(path)
     with open(descriptor, "rb") as file:
         return file.read()
-
-
-def existing_path(path: str | os.PathLike[str]) -> str:
-    """The path, or the nearest of its parent directories that exists: where it would be made. Absolute."""
-    found = os.path.abspath(path)
-    while not os.path.exists(found) and found != os.path.dirname(found):
-        found = os.path.dirname(found)
-    return found

@@ -14,7 +14,6 @@ from stoker.display import bytes_text, counted
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import RetryPolicy, Store, is_local, open_store
 from stoker.storage.files.file_errors import file_errors
-from stoker.storage.files.regular import existing_path
 from stoker_bench.checkpoint import manifest as manifests
 from stoker_bench.checkpoint.content import CheckpointContent, blocks, draw_seed
 from stoker_bench.checkpoint.layout import CheckpointLayout, checkpoint_layout
@@ -22,6 +21,7 @@ from stoker_bench.checkpoint.manifest import Manifest, SavedFile, checkpoint_fol
 from stoker_bench.checkpoint.transfer import Mover, Moving
 from stoker_bench.measure import page_cache as pagecache
 from stoker_bench.measure import usage
+from stoker_bench.measure.page_cache import existing_path
 from stoker_bench.measure.requests import Moment, request_record
 from stoker_bench.ranks.plan import RunPlan
 from stoker_bench.ranks.rank_context import RankContext

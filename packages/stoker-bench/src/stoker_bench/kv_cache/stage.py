@@ -14,13 +14,12 @@ from stoker.display import bytes_text
 from stoker.errors import ConfigError, StokerError, StorageError
 from stoker.storage import RetryPolicy, Store, is_local, open_store
 from stoker.storage.files.file_errors import file_errors
-from stoker.storage.files.regular import existing_path
 from stoker_bench.checkpoint.content import draw_seed
 from stoker_bench.kv_cache.entries import EntryStore, FileEntries, ObjectEntries
 from stoker_bench.kv_cache.requests import draw_users, longest_context
 from stoker_bench.kv_cache.workers import KvRun
 from stoker_bench.measure import usage
-from stoker_bench.measure.page_cache import memory_bytes
+from stoker_bench.measure.page_cache import existing_path, memory_bytes
 from stoker_bench.ranks.plan import RunPlan
 from stoker_bench.ranks.rank_context import RankContext
 from stoker_bench.settings.workload import KvCacheSettings, Workload

@@ -13,9 +13,8 @@ from stoker.errors import ConfigError, StorageFullError, StorageTimeoutError
 from stoker.policy import processor_count
 from stoker.storage import is_local, open_store
 from stoker.storage.files.file_errors import file_errors
-from stoker.storage.files.regular import existing_path
 from stoker.storage.files.walk import walk_files
-from stoker_bench.measure.page_cache import file_system
+from stoker_bench.measure.page_cache import existing_path, file_system
 from stoker_bench.measure.request_counts import RequestCounts
 from stoker_bench.measure.requests import Moment, request_record
 from stoker_bench.measure.usage import tells_device_from_page_cache

@@ -110,6 +110,14 @@ def _files(folder: str | os.PathLike[str]) -> Iterator[str]:
             yield os.path.join(parent, name)
 
 
+def existing_path(path: str | os.PathLike[str]) -> str:
+    """The path, or the nearest of its parent directories that exists: where it would be made. Absolute."""
+    found = os.path.abspath(path)
+    while not os.path.exists(found) and found != os.path.dirname(found):
+        found = os.path.dirname(found)
+    return found
+
+
 def file_system(path: str | os.PathLike[str]) -> tuple[str, bool]:
     """The kind of file system that holds a path, and whether that is memory; ``("unknown", False)`` where nobody says.
 

@@ -20,12 +20,11 @@ import numpy as np
 from stoker.policy import processor_count
 from stoker.storage import is_local
 from stoker.storage.files.mounts import mount_of
-from stoker.storage.files.regular import existing_path
 from stoker_bench.checkpoint.outcome import checkpoint_result
 from stoker_bench.kv_cache.outcome import kv_cache_result
 from stoker_bench.measure import page_cache as pagecache
 from stoker_bench.measure.metrics import deciding_au, step_seconds, summarize
-from stoker_bench.measure.page_cache import file_system
+from stoker_bench.measure.page_cache import existing_path, file_system
 from stoker_bench.ranks.binding import describe_bindings
 from stoker_bench.ranks.plan import RunPlan
 from stoker_bench.results.epochs import epoch_results

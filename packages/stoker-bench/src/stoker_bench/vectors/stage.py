@@ -17,10 +17,10 @@ from stoker.display import bytes_text
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import is_local
 from stoker.storage.files.file_errors import file_errors
-from stoker.storage.files.regular import existing_path
 from stoker_bench.measure import page_cache as pagecache
 from stoker_bench.measure import usage
 from stoker_bench.measure.call_times import CallTimer, OperationTimes
+from stoker_bench.measure.page_cache import existing_path
 from stoker_bench.ranks.rank_context import RankContext
 from stoker_bench.settings.workload import VectorSettings
 from stoker_bench.vectors.base import Searcher, VectorIndex

@@ -137,7 +137,7 @@ def _short(value: Any) -> str:
 def _free(url: str | None) -> int | None:
     """Free bytes where a directory is, or would be made."""
     from stoker.storage import is_local
-    from stoker.storage.files.regular import existing_path
+    from stoker_bench.measure.page_cache import existing_path
 
     folder = None if url is None else is_local(url)
     return None if folder is None else shutil.disk_usage(existing_path(folder)).free
