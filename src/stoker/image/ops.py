@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker.arguments import checked, must_be
 from stoker.errors import ConfigError, import_option
-from stoker.image.picture import pillow
+from stoker.formats.mds.encodings.images import pillow
 from stoker.image.steps import Layout
 from stoker.types import Array, Sample
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError, ImageError, StokerError, import_option
-from stoker.formats.mds.encodings.images import open_image
+from stoker.formats.mds.encodings.images import open_image, pillow
 from stoker.types import Array
 
 Mode: TypeAlias = Literal["RGB", "L", "RGBA"]
@@ -144,11 +144,6 @@ def _simplejpeg(decoder: Decoder) -> Any:
         if decoder == "simplejpeg":
             raise
         return None
-
-
-def pillow() -> Any:
-    """``PIL.Image``."""
-    return import_option("PIL.Image", "pictures need Pillow", "stoker[images]")
 
 
 def _of_pixels(pixels: Array, mode: Mode) -> Picture:

@@ -11,8 +11,9 @@ import numpy as np
 
 from stoker.arguments import checked, must_be
 from stoker.errors import ConfigError, ImageError, import_option
+from stoker.formats.mds.encodings.images import pillow
 from stoker.image.batch_rows import new_row
-from stoker.image.picture import CHANNELS, SHRINKS, Decoder, Mode, Picture, open_picture, pillow
+from stoker.image.picture import CHANNELS, SHRINKS, Decoder, Mode, Picture, open_picture
 from stoker.types import Array, Sample
 
 Resample: TypeAlias = Literal["bilinear", "antialias"]
@@ -75,15 +76,14 @@ def _resize_by_opencv(pixels: Array, out: Array, *, flip: bool) -> None:
 
 
 def _resize_by_pillow(pixels: Array, box: Box, out: Array, *, flip: bool, quick: bool) -> None:
-    from PIL import Image
-
     height, width = out.shape[:2]
     edges = (box.x, box.y, min(box.x + box.width, pixels.shape[1]), min(box.y + box.height, pixels.shape[0]))
     # With a gap, whole factors are averaged first, and twice the size is left for the rest.
-    image = pillow().fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
-    made = image.resize((width, height), Image.Resampling.BILINEAR, box=edges, reducing_gap=2.0 if quick else None)
+    pil = pillow()
+    image = pil.fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
+    made = image.resize((width, height), pil.Resampling.BILINEAR, box=edges, reducing_gap=2.0 if quick else None)
     if flip:
-        made = made.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        made = made.transpose(pil.Transpose.FLIP_LEFT_RIGHT)
     out[...] = np.asarray(made).reshape(out.shape)
 
 

@@ -58,7 +58,7 @@ def loaded(made: Any) -> Any:
         values = made.values() if isinstance(made, dict) else made if isinstance(made, list | tuple) else (made,)
         for value in values:
             for image in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(image, _pil().Image):
+                if isinstance(image, pillow().Image):
                     image.load()
     return made
 
@@ -90,7 +90,7 @@ class RawImage(Encoding):
         if -(-width // 8) * height > len(pixels):
             raise ValueError(f"an image of {width} x {height} pixels in {len(pixels)} bytes")
         try:
-            image: Image = _pil().frombytes(mode, (width, height), pixels)
+            image: Image = pillow().frombytes(mode, (width, height), pixels)
         except (ValueError, KeyError, TypeError, OSError, OverflowError, MemoryError, SystemError) as error:
             raise ValueError(f"not an image of mode {mode!r}, {width} x {height} pixels: {error}") from error
         return image
@@ -206,7 +206,7 @@ def _split_parts(data: bytes, at: int) -> list[bytes]:
 
 def _image_of(data: bytes) -> Image:
     global _last_left
-    pil = _pil()
+    pil = pillow()
     try:
         image = open_image(BytesIO(data))
         if _at_once:
@@ -219,28 +219,25 @@ def _image_of(data: bytes) -> Image:
 
 
 def _as_image(value: Any, what: str) -> Image:
-    if not isinstance(value, _pil().Image):
+    if not isinstance(value, pillow().Image):
         raise UnfitValueError(f"expected {what}, got {describe(value)}")
     image: Image = value
     return image
 
 
-def _pil() -> Any:
+def pillow() -> Any:
     """``PIL.Image``."""
-    return import_option("PIL.Image", "image columns need Pillow", "stoker[images]")
+    return import_option("PIL.Image", "images need Pillow", "stoker[images]")
 
 
 def open_image(file: IO[bytes]) -> Image:
     """Open a picture, as ``PIL.Image.open``; its errors are those of that. ImportError if Pillow is not installed."""
-    from PIL import Image
-
-    return Image.open(file, formats=_pillow_kinds())
+    image: Image = pillow().open(file, formats=_pillow_kinds())
+    return image
 
 
 @cache
 def _pillow_kinds() -> tuple[str, ...]:
     """Those that this Pillow has."""
-    from PIL import Image
-
-    Image.init()
-    return tuple(kind for kind in _PILLOW_KINDS.split() if kind in Image.OPEN)
+    pillow().init()
+    return tuple(kind for kind in _PILLOW_KINDS.split() if kind in pillow().OPEN)
