@@ -25,7 +25,7 @@ from stoker.formats.common.checks import (
     decode_values,
     packed_as,
 )
-from stoker.formats.common.container import PackedEncoder, PackedFormat, PackedShard, fixed_kind, read_offsets
+from stoker.formats.common.container import OpenShard, PackedEncoder, PackedFormat, fixed_kind, read_offsets
 from stoker.formats.common.gather import address_of, gather_rows, gather_spans, run_of
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, HeadView, check_count, heads_of
 from stoker.formats.common.records import BytesLike
@@ -118,7 +118,7 @@ def read_frames(data: Buffer | HeadView, offsets: Ids | None, where: str) -> Ids
     return offsets
 
 
-class TFRecordShard(PackedShard):
+class TFRecordShard(OpenShard):
     """An open TFRecord file."""
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
@@ -161,9 +161,6 @@ class TFRecordShard(PackedShard):
             except ValueError as error:
                 raise CorruptDataError(f"{self.where}: record {row}: not a tf.train.Example: {error}") from None
         return {name: self._column(name, values[name], rows) for name in wanted}
-
-    def take(self, name: str, rows: Ids) -> Column:
-        return self.read(rows, [name])[name]
 
     def _read_together(self, rows: Ids, wanted: Sequence[str]) -> Batch | None:
         """The columns of many small records; ``None`` where they are to be read one by one, and for each error."""
@@ -311,22 +308,19 @@ class TFRecordShard(PackedShard):
         if encoding is None:
             return values
         try:
-            return self._decoded(encoding, values, rows, name)
+            if encoding.size is None:
+                return decode_values(encoding, values, rows, name, self.where)
+            for row, value in zip(rows.tolist(), values, strict=True):
+                if len(value) != encoding.size:
+                    raise CorruptDataError(
+                        f"{self.where}: record {row}: column {name!r} is not of the {encoding.size} bytes of {encoding.name}"
+                    )
+            raw = np.frombuffer(b"".join(values), np.uint8).reshape(len(values), encoding.size).copy()
+            return decode_fixed(encoding, raw, rows, name, self.where)
         except CorruptDataError as error:
             if not self._own:
                 check_declared(self.where, name, encoding, bytes(values[0]), error)
             raise
-
-    def _decoded(self, encoding: Encoding, values: list[bytes], rows: Ids, name: str) -> Column:
-        if encoding.size is not None:
-            wrong = [row for row, value in zip(rows.tolist(), values, strict=True) if len(value) != encoding.size]
-            if wrong:
-                raise CorruptDataError(
-                    f"{self.where}: record {wrong[0]}: column {name!r} is not of the {encoding.size} bytes of {encoding.name}"
-                )
-            raw = np.frombuffer(b"".join(values), np.uint8).reshape(len(values), encoding.size).copy()
-            return decode_fixed(encoding, raw, rows, name, self.where)
-        return decode_values(encoding, values, rows, name, self.where)
 
 
 class TFRecordFormat(PackedFormat):
