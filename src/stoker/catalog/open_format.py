@@ -13,7 +13,7 @@ from stoker.catalog.location import DatasetLocation, open_indexed
 from stoker.catalog.unindexed.files_location import Files, dataset_url, is_hub, is_pattern
 from stoker.display import redact_url, unknown_name
 from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
-from stoker.formats.registry import aliases, format_name, format_names
+from stoker.formats.registry import aliases, format_name, format_names, is_format
 from stoker.index.index import INDEX_NAME, INDEXED, Index
 from stoker.index.version import LoadedIndex, read_index, version_of_listing
 from stoker.storage import RetryPolicy, Store, is_local, join_url
@@ -76,7 +76,7 @@ def check_format(
 ) -> None:
     """Check that arguments go together."""
     name = format_name(format)
-    if name is not None and name not in format_names():
+    if name is not None and not is_format(name):
         from stoker.catalog.tables.marks import TABLE_FORMATS
 
         if name not in TABLE_FORMATS:

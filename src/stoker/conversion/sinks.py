@@ -10,7 +10,7 @@ from typing import Any, Final, Unpack
 from stoker.conversion.values import ColumnPlan
 from stoker.errors import ConfigError
 from stoker.formats.parquet.columns import ParquetColumn
-from stoker.formats.registry import format_names, get_format
+from stoker.formats.registry import get_format, is_format
 from stoker.storage import Store
 from stoker.storage.files.staged_file import StagedFile
 from stoker.storage.types import PutData
@@ -65,7 +65,7 @@ def target_writer(name: str) -> WriterClass:
 
     One that must be told more than the columns is none.
     """
-    writer = find_writer(name) if name in format_names() else None
+    writer = find_writer(name) if is_format(name) else None
     if writer is None or writer.required:
         known = ", ".join(one for one in writable_formats() if not writer_of(one).required)
         raise ConfigError(f"to={name!r}: this format cannot be written; those that can are {known}")

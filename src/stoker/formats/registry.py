@@ -48,23 +48,14 @@ _OWN: Final[dict[str, str]] = {
 _OF_TABLES: Final = {"lance": "stoker.formats.lance:LanceFormat"}
 
 
-class _Names(tuple[str, ...]):
-    """Names of stoker's own formats. What others add is *in* it too, but looked up only when a name is not among them:
-    that takes longer than to import stoker.
-    """
-
-    __slots__ = ()
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or name in _others()
-
-
-_NAMES: Final = _Names(sorted(_OWN))
-
-
 def format_names() -> tuple[str, ...]:
-    """Names of stoker's own formats; ``in`` finds those of other packages, too."""
-    return _NAMES
+    """Names of stoker's own formats."""
+    return tuple(sorted(_OWN))
+
+
+def is_format(name: str) -> bool:
+    """Whether there is a format of this name. Others' are looked for last, as that takes longer than to import stoker."""
+    return name in _OWN or name in _others()
 
 
 def other_formats() -> list[Format]:

@@ -23,7 +23,7 @@ from stoker.errors import IndexFileError, IndexSyntaxError, StokerError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET, MAX_PACKED, USUAL_NAME
 from stoker.formats.common.entries import Sizes, check_empty, entry_of, identity_line, identity_text
-from stoker.formats.registry import format_names, get_format
+from stoker.formats.registry import format_names, get_format, is_format
 from stoker.index.columnar_shards import ColumnarShards, kind_of, pack_shards
 from stoker.types import Ids
 
@@ -78,7 +78,7 @@ def parse_entries(reversed_entries: list[Any], where: str) -> Iterator[ShardInfo
         if not isinstance(entry, dict):
             raise IndexFileError(f"{here}: should be an object, found {type(entry).__name__}")
         name = entry.get("format")
-        if not isinstance(name, str) or name not in format_names():
+        if not isinstance(name, str) or not is_format(name):
             raise IndexFileError(f"{here}: shard format {name!r} is unknown; known: {', '.join(format_names())}")
         info = get_format(name).parse_shard(entry, here)
         if not info.samples:

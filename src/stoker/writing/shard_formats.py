@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Protocol, Unpack
 from stoker.arguments import at_least, checked
 from stoker.display import unknown_name
 from stoker.errors import ConfigError, FormatError
-from stoker.formats.registry import format_name, format_names, get_format, is_own, load
+from stoker.formats.registry import format_name, format_names, get_format, is_format, is_own, load
 from stoker.formats.text.csv import SEPARATORS, XSVEncoder
 from stoker.formats.text.json import JSONEncoder
 from stoker.lazy import load_plugin, plugins
@@ -252,7 +252,7 @@ class WriterClass(Protocol):
 def writer_of(name: str) -> WriterClass:
     """The writer of a format."""
     form = format_name(name)
-    if form not in format_names():
+    if not is_format(form):
         raise ConfigError(unknown_name("format", name, writable_formats()))
     found = find_writer(form)
     if found is None:
