@@ -62,9 +62,7 @@ def to_arrow(values: Column, column: ParquetColumn) -> Any:
         encoding = get_encoding(column.encoding)
         if encoding.name == "str":
             return pa.array(values, kind)
-        if (dtype := list_dtype(encoding)) is not None:
-            return _lists(values, dtype, kind, column.name)
-        return _from_raw(encoding.encode_column(values), encoding, kind)
+        return stored_to_arrow(values if list_dtype(encoding) is not None else encoding.encode_column(values), column)
     except UnfitValueError as error:
         error.column = error.column or column.name
         raise
@@ -83,8 +81,8 @@ def stored(value: Any, column: ParquetColumn) -> Any:
     return array
 
 
-def stored_to_arrow(values: list[Any], column: ParquetColumn) -> Any:
-    """Values that :func:`stored` returned as a ``pyarrow.Array``."""
+def stored_to_arrow(values: Any, column: ParquetColumn) -> Any:
+    """Values that :func:`stored` returned, or rows of bytes of a fixed width, as a ``pyarrow.Array``."""
     encoding, kind = get_encoding(column.encoding), _arrow_type(column)
     if (dtype := list_dtype(encoding)) is not None:
         return _lists(values, dtype, kind, column.name)

@@ -81,21 +81,18 @@ def decode_equal(shape: ListShape, rows: int, facts: NDArray[np.int64], buffer: 
     length, rest = divmod(int(facts[VALUES]), max(1, rows))
     if rest or not length or not rows:
         raise OtherPagesError("lists of several lengths")
-    dictionary, pages = read_pages(buffer, facts)
-    unpacker = Unpacker(buffer, int(facts[CODEC]))
-    values = _Values(shape, unpacker, dictionary)
+    pages = _Pages(shape, facts, buffer)
     out = empty(rows, length * shape.logical.itemsize)
     flat, flat_out = out.reshape(-1).view(shape.logical), out.reshape(-1)
     size, done, begun = shape.logical.itemsize, 0, 0
-    for page in pages:
-        repetitions, definitions, data = unpacker(page)
-        lists = _Lists.of(shape, page, repetitions, definitions)
+    for page in pages.heads:
+        lists, data = pages.lists(page)
         # As many values as there are entries: no list is empty or null. Each begins where the one before has all of its own.
         if lists.count != page.entries or ((lists.starts + done) % length).any():
             raise OtherPagesError("lists of several lengths")
         end = done + page.entries
         if page.coding != PLAIN or shape.dtype != shape.logical:
-            flat[done:end] = values.of(page, page.entries, data)
+            flat[done:end] = pages.values(page, page.entries, data)
         elif len(data) < page.entries * size:
             raise OtherPagesError("a page has fewer values than it says")
         else:
@@ -117,21 +114,15 @@ def decode_lists(
     until the next are asked for; int64 offsets from 0 on, one more than there are lists; and to where the buffer is done
     with. Null lists are empty.
     """
-    dictionary, pages = read_pages(buffer, facts)
-    unpacker = Unpacker(buffer, int(facts[CODEC]))
-    values = _Values(shape, unpacker, dictionary)
+    pages = _Pages(shape, facts, buffer)
     held: list[Array] = []  # pieces of the row that is not complete
     empty = False  # it has no values, and must get none
     done = 0
-    levels, lists = (0, b"", b""), None
-    for page in pages:
+    for page in pages.heads:
         if not page.entries:
             continue
-        repetitions, definitions, data = unpacker(page)
-        before, levels = levels, (page.entries, bytes(repetitions), bytes(definitions))
-        if lists is None or levels != before:  # rows of one length make pages alike
-            lists = _Lists.of(shape, page, repetitions, definitions)
-        found = values.of(page, lists.count, data)
+        lists, data = pages.lists(page)
+        found = pages.values(page, lists.count, data)
         if lists.head and (empty or not held):
             raise OtherPagesError("values of no list")
         if not lists.starts.size:
@@ -164,20 +155,17 @@ def last_lists(shape: ListShape, facts: NDArray[np.int64], buffer: Buffer) -> tu
     where pages begin.
     """
     try:
-        dictionary, pages = read_pages(buffer, facts)
-        unpacker = Unpacker(buffer, int(facts[CODEC]))
-        values = _Values(shape, unpacker, dictionary)
+        pages = _Pages(shape, facts, buffer)
     except OtherPagesError:
         return None
     parts: list[Array] = []
     starts: list[Ids] = []
     damaged = begun = False
     total = 0
-    for page in pages:
+    for page in pages.heads:
         try:
-            repetitions, definitions, data = unpacker(page)
-            lists = _Lists.of(shape, page, repetitions, definitions)
-            found = values.of(page, lists.count, data)
+            lists, data = pages.lists(page)
+            found = pages.values(page, lists.count, data)
         except OtherPagesError:
             damaged, begun, total = True, False, 0
             parts, starts = [], []
@@ -229,17 +217,28 @@ class _Lists:
         return cls(values, int(values[0]), count, last_empty=int(holes[-1]) == page.entries - 1)
 
 
-class _Values:
-    """Values of pages."""
+class _Pages:
+    """The data pages of a column chunk, and what they hold. OtherPagesError: as of :func:`decode_lists`."""
 
-    def __init__(self, shape: ListShape, unpacker: Unpacker, dictionary: PageHead | None) -> None:
-        self._dtype = shape.dtype
+    def __init__(self, shape: ListShape, facts: NDArray[np.int64], buffer: Buffer) -> None:
+        dictionary, self.heads = read_pages(buffer, facts)
+        self._shape, self._dtype = shape, shape.dtype
+        self._unpacker = Unpacker(buffer, int(facts[CODEC]))
+        self._levels: tuple[tuple[int, bytes, bytes], _Lists] | None = None
         self._entries: Any = None
         self._size = 0
         self._same = False
         self._scratch = np.empty(0, dtype=np.uint8)
         if dictionary is not None:
-            self._keep(self._plain(unpacker.values(dictionary), dictionary.entries))
+            self._keep(self._plain(self._unpacker.values(dictionary), dictionary.entries))
+
+    def lists(self, page: PageHead) -> tuple[_Lists, memoryview]:
+        """The lists of a page, and the bytes of its values, which hold until the next page is asked for."""
+        repetitions, definitions, data = self._unpacker(page)
+        levels = page.entries, bytes(repetitions), bytes(definitions)
+        if self._levels is None or levels != self._levels[0]:  # rows of one length make pages alike
+            self._levels = levels, _Lists.of(self._shape, page, repetitions, definitions)
+        return self._levels[1], data
 
     def _keep(self, entries: Array) -> None:
         """Entries of the dictionary, in 16 bits if they fit."""
@@ -251,7 +250,7 @@ class _Values:
             entries = entries.copy()
         self._entries = None if self._same else pyarrow().array(entries)
 
-    def of(self, page: PageHead, count: int, data: memoryview) -> Array:
+    def values(self, page: PageHead, count: int, data: memoryview) -> Array:
         """Values of a page."""
         if page.coding == PLAIN:
             return self._plain(data, count)
