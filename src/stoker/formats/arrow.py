@@ -25,35 +25,17 @@ from stoker.formats.common.container import (
     read_gathered,
     read_offsets,
 )
-from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.entries import FLOATS
-from stoker.formats.common.gather import cut
 from stoker.formats.common.inspect_header import ByteSource, ByteSourceFile, HeaderFacts, MappedSource, check_count
 from stoker.formats.common.records import BytesLike
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.columns import TEXTS
-from stoker.formats.parquet.values import ColumnValues, Fixed, as_values, gather_alike
-from stoker.formats.unstacked import scatter
+from stoker.formats.parquet.values import ColumnValues, Fixed, SlicedBytes, as_values, gather_alike, take_each
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 # What pyarrow, and what is made of its arrays, raise for damaged files, beside its own errors.
 _DAMAGE: Final = (ValueError, OSError, IndexError, KeyError, TypeError, MemoryError)
-
-
-class _Bytes(ColumnValues):
-    """Values of any length that lie end to end in the file."""
-
-    def __init__(self, array: Any) -> None:
-        _, offsets, data = array.buffers()
-        count = len(array)
-        self._offsets = np.frombuffer(offsets, "<i8", count + 1, 8 * array.offset) if count else np.zeros(1, np.int64)
-        self._data = memoryview(data) if data is not None else memoryview(b"")
-        self.nbytes = self._offsets.nbytes
-
-    def take(self, rows: Ids, *, views: bool = False) -> Column:
-        values = cut(self._data, self._offsets[rows], self._offsets[rows + 1])
-        return values if views else list(map(bytes, values))
 
 
 class ArrowShard(PackedShard):
@@ -72,24 +54,19 @@ class ArrowShard(PackedShard):
         self.firsts = np.cumsum([0, *self._layout.rows], dtype=np.int64)
         self._kinds: Mapping[str, str] = info.spec.get("columns", {})
         self._schema: Any = None
-        self._shelf = Shelf()
         check_indexed(f"{where}: the file holds", int(self.firsts[-1]), info.samples, "rows")
 
     def take(self, name: str, rows: Ids) -> Column:
         encoding = self.encodings.get(name)
         views = self.options.views and (encoding is None or encoding.verbatim)
-        parts = self.parts(name)
-        if len(parts) == 1:
-            return self.finish(name, rows, self._take(parts[0], name, rows, views))
+        if not (parts := self.parts(name)):
+            return []
         batch = self.batches(rows)
-        taken: list[tuple[Ids, Batch]] = []
-        for number in np.unique(batch).tolist():
-            here = np.flatnonzero(batch == number)
-            values = self._take(parts[number], name, rows[here] - self.firsts[number], views)
-            taken.append((here, {name: values}))
-        if not taken:
-            return parts[0].take(rows) if parts else []
-        return self.finish(name, rows, scatter(taken, len(rows))[name])
+        try:
+            taken = take_each(parts, batch, rows - self.firsts[batch], views=views)
+        except (UnicodeDecodeError, ValueError, OverflowError, pyarrow().ArrowException) as error:
+            raise CorruptDataError(f"{self.where}, column {name!r}: {error}") from None
+        return self.finish(name, rows, taken)
 
     def batches(self, rows: Ids) -> Ids:
         """Number of the batch that each row is in."""
@@ -97,8 +74,7 @@ class ArrowShard(PackedShard):
 
     def parts(self, name: str, arrays: Sequence[Any] | None = None) -> list[ColumnValues]:
         """A column's batches, checked; ``arrays``: as they were read."""
-        make = partial(_Parts, self, name, arrays)
-        parts: list[ColumnValues] = memory_of(self.options.decoded_bytes).get(self._shelf, name, make).parts
+        parts: list[ColumnValues] = self.kept(name, partial(_Parts, self, name, arrays)).parts
         return parts
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
@@ -115,12 +91,6 @@ class ArrowShard(PackedShard):
         if encoding.size is not None:
             raise CorruptDataError(f"{self.where}: column {name!r} has nulls, but is declared {encoding.name}")
         return decode_values(encoding, taken, rows, name, self.where)
-
-    def _take(self, part: ColumnValues, name: str, rows: Ids, views: bool) -> Column:
-        try:
-            return part.take(rows, views=views)
-        except (UnicodeDecodeError, ValueError, OverflowError, pyarrow().ArrowException) as error:
-            raise CorruptDataError(f"{self.where}, column {name!r}: {error}") from None
 
     def read_parts(self, name: str, arrays: Sequence[Any] | None = None) -> list[ColumnValues]:
         """Read a column's batches from the file; ``arrays``: where they were read with others, and not checked yet.
@@ -249,7 +219,7 @@ def _timed(kind: Any) -> Any:
 
 
 def _is_mapped(part: ColumnValues) -> bool:
-    return isinstance(part, _Bytes) or (isinstance(part, Fixed) and not part.array.flags.owndata)
+    return isinstance(part, SlicedBytes) or (isinstance(part, Fixed) and not part.array.flags.owndata)
 
 
 def _declared(array: Any, encoding: Encoding, here: str) -> ColumnValues:
@@ -262,7 +232,10 @@ def _declared(array: Any, encoding: Encoding, here: str) -> ColumnValues:
     if encoding.size is None:
         if not (pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)):
             raise CorruptDataError(f"{here} is {array.type}, but is declared {encoding.name}")
-        return _Bytes(array)
+        _, buffer, data = array.buffers()
+        count = len(array)
+        offsets = np.frombuffer(buffer, "<i8", count + 1, 8 * array.offset) if count else np.zeros(1, np.int64)
+        return SlicedBytes(memoryview(b"" if data is None else data), offsets[:-1], offsets[1:])
     dtype, shape = fixed_kind(encoding)
     if pa.types.is_fixed_size_binary(array.type):
         _, data = array.buffers()

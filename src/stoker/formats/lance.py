@@ -22,17 +22,17 @@ from stoker.errors import FormatError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import check_rows
 from stoker.formats.common.container import OpenShard
-from stoker.formats.common.decoded_memory import Shelf, memory_of
+from stoker.formats.common.decoded_memory import memory_of
 from stoker.formats.common.entries import FLOATS
 from stoker.formats.format import Format
 from stoker.formats.lance_connection import LanceConnection, LanceFacts
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.values import ColumnValues, as_values, gather_alike
+from stoker.formats.parquet.values import ColumnValues, as_values, take_each
 from stoker.formats.unstacked import iterate_rows, scatter
 from stoker.lazy import cached_property
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.fork_proxy.proxy import RemoteObject
-from stoker.types import Batch, Buffer, Column, Ids
+from stoker.types import Batch, Buffer, Ids
 
 _PATIENCE: Final = 60.0
 
@@ -153,7 +153,6 @@ class LanceShard(OpenShard):
         self.span = info.detail
         super().__init__(info, where, options, (info.format, id(self.span.table), repr(info.spec)))
         self._cost = 0
-        self._shelf = Shelf()
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         return _read_many([self], np.zeros(len(rows), np.int64), rows, columns)
@@ -182,10 +181,8 @@ class LanceShard(OpenShard):
         return not self.span.table.blobs.isdisjoint(columns)
 
     def _decode(self, columns: Sequence[str]) -> Mapping[str, ColumnValues]:
-        decode = partial(_Decoded, self.span, self.samples, columns)
-        memory = memory_of(self.options.decoded_bytes)
-        found: Mapping[str, ColumnValues] = memory.get(self._shelf, "\0".join(columns), decode).columns
-        return found
+        decoded: _Decoded = self.kept("\0".join(columns), partial(_Decoded, self.span, self.samples, columns))
+        return decoded.columns
 
 
 def _read_many(shards: Sequence[LanceShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
@@ -199,23 +196,13 @@ def _read_many(shards: Sequence[LanceShard], which: Ids, rows: Ids, columns: Seq
     if (at := np.flatnonzero(whole)).size:
         held = [span for span in spans if span is not None]
         turn = (np.cumsum([span is not None for span in spans]) - 1)[which[at]]
-        parts.append((at, {name: _gathered([span[name] for span in held], turn, rows[at]) for name in names}))
+        parts.append((at, {name: take_each([span[name] for span in held], turn, rows[at]) for name in names}))
     if (at := np.flatnonzero(~whole)).size or not len(rows):
         firsts = np.array([shard.span.number for shard in shards], np.int64)
         numbers, place = np.unique(firsts[which[at]] + rows[at], return_inverse=True)
         taken = shards[0].span.table.take(numbers, names)
         parts.append((at, {name: taken[name].take(place) for name in names}))
     return parts[0][1] if len(parts) == 1 else scatter(parts, len(rows))
-
-
-def _gathered(columns: Sequence[ColumnValues], which: Ids, rows: Ids) -> Column:
-    """Values of rows of a column of several spans."""
-    if len(columns) == 1:
-        return columns[0].take(rows)
-    if (found := gather_alike(columns, which, rows)) is not None:
-        return found
-    parts = [(np.flatnonzero(which == turn), column) for turn, column in enumerate(columns)]
-    return scatter([(at, {"": column.take(rows[at])}) for at, column in parts if at.size], len(rows))[""]
 
 
 class LanceFormat(Format):

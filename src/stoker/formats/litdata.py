@@ -33,7 +33,6 @@ from stoker.formats.common.checks import (
 )
 from stoker.formats.common.compression import parse_compression
 from stoker.formats.common.container import OpenShard
-from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.entries import Sizes
 from stoker.formats.common.gather import address_of, gather_rows
 from stoker.formats.common.inspect_header import MappedSource
@@ -155,7 +154,6 @@ class LitDataShard(OpenShard):
         self._packed = info.spec["compression_level"] == "sample"
         self._tokens = info.spec["item_loader"] == TOKENS
         self._block: int | None = info.spec["block_size"]
-        self._shelf = Shelf()
         self._frames = np.zeros(0, _FRAME)
         self._rows: ArrowShard | None = None
         self._items: int = 0
@@ -281,9 +279,8 @@ class LitDataShard(OpenShard):
     def _from_frames(self, rows: Ids) -> Items:
         parts: list[NDArray[np.uint8]] = [np.zeros(0, np.uint8)] * len(rows)
         frame_of = np.searchsorted(self._frames["first"], rows, side="right") - 1
-        memory = memory_of(self.options.decoded_bytes)
         for number in np.unique(frame_of).tolist():
-            frame: NDArray[np.uint8] = memory.get(self._shelf, str(number), partial(self._frame, number))
+            frame: NDArray[np.uint8] = self.kept(str(number), partial(self._frame, number))
             first = int(self._offsets[int(self._frames["first"][number])])
             for index in np.flatnonzero(frame_of == number).tolist():
                 begin, end = self._offsets[rows[index]] - first, self._offsets[rows[index] + 1] - first

@@ -23,7 +23,6 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import check_indexed, decode_fixed
 from stoker.formats.common.container import PackedFormat, PackedShard, fixed_kind, read_gathered
-from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.gather import gather_rows, run_of
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
@@ -42,7 +41,6 @@ class ArrayShard(PackedShard):
 
     def __init__(self, info: ShardInfo, where: str, options: ReadOptions, arrays: Mapping[str, Array | None]) -> None:
         super().__init__(info, where, options)
-        self._shelf = Shelf()
         self._arrays = arrays
         kinds: Mapping[str, str] = info.spec.get("columns") or {}
         told = {name: _parsed(kind) for name, kind in kinds.items()}
@@ -60,7 +58,7 @@ class ArrayShard(PackedShard):
         """A column, rows first: mapped, or decoded now or before."""
         array = self._arrays.get(name)
         if array is None:
-            array = memory_of(self.options.decoded_bytes).get(self._shelf, name, partial(self._decoded, name))
+            array = self.kept(name, partial(self._decoded, name))
         return array
 
     def take(self, name: str, rows: Ids) -> Column:

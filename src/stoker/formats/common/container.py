@@ -31,6 +31,7 @@ from stoker.formats.common.checks import (
     unsafe_columns,
     wanted_columns,
 )
+from stoker.formats.common.decoded_memory import Shelf, Sized, memory_of
 from stoker.formats.common.entries import column_names
 from stoker.formats.common.gather import address_of, cut, gather_rows, record_bounds
 from stoker.formats.common.records import BytesLike
@@ -223,6 +224,11 @@ class OpenShard:
         self.unsafe = unsafe_columns(self.encodings)
         self.columns = column_names(info)
         self.layout: Hashable = (info.format, repr(info.spec)) if layout is None else layout
+        self._shelf = Shelf()
+
+    def kept(self, name: str, decode: Callable[[], Sized]) -> Any:
+        """What was decoded under a name, now or before; it is kept as long as decoded memory has room."""
+        return memory_of(self.options.decoded_bytes).get(self._shelf, name, decode)
 
     def wanted(self, columns: Sequence[str] | None) -> list[str]:
         """Names of the columns to read, in the shard's order.

@@ -27,26 +27,13 @@ from stoker.formats.parquet.pages import OtherPagesError, page_body, read_pages
 from stoker.formats.parquet.parse import HYBRID
 from stoker.formats.parquet.rle_bitpacked import exceptions
 from stoker.formats.parquet.schema import ColumnSchema
-from stoker.formats.parquet.values import AddressedValues, ColumnValues, Fixed, as_values, gather
+from stoker.formats.parquet.values import AddressedValues, ColumnValues, Fixed, SlicedBytes, as_values, gather
 from stoker.types import Buffer, Column, Ids
 
 _FIXED: Final = 7
 _REQUIRED, _OPTIONAL = 0, 1
 _ARRAYS: Final = re.compile(r"(\w+)\[([\d, ]+)\]")
 _BYTES: Final = re.compile(r"fixed_size_binary\[(\d+)\]")
-
-
-class _Bytes(ColumnValues):
-    """Bytes in the file. ``starts``: where each row's value begins in it; int64, shape ``(rows,)``."""
-
-    def __init__(self, buffer: Buffer, starts: Ids, width: int) -> None:
-        self._view = memoryview(buffer).toreadonly()
-        self._starts, self._width = starts, width
-        self.nbytes = starts.nbytes
-
-    def take(self, rows: Ids, *, views: bool = False) -> Column:
-        values = (self._view[start : start + self._width] for start in self._starts[rows].tolist())
-        return list(values if views else map(bytes, values))
 
 
 class _Arrays(AddressedValues):
@@ -102,7 +89,9 @@ def in_place(column: ColumnSchema, rows: int, facts: NDArray[np.int64], buffer: 
     number = np.array(counts, np.int64)
     begins = np.repeat(np.array(starts, np.int64) - (np.cumsum(number) - number) * width, number)
     begins += np.arange(rows, dtype=np.int64) * width
-    return _Bytes(buffer, begins, width) if dtype is None else _Arrays(buffer, begins, dtype, shape)
+    if dtype is None:
+        return SlicedBytes(view.toreadonly(), begins, begins + width)
+    return _Arrays(buffer, begins, dtype, shape)
 
 
 def as_arrays(column: ColumnSchema, array: Any, where: str) -> ColumnValues:

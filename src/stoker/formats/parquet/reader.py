@@ -15,7 +15,6 @@ from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import FilePart, ReadOptions, ShardInfo
 from stoker.formats.common.checks import check_indexed, check_memory, check_rows
 from stoker.formats.common.container import OpenShard, read_gathered
-from stoker.formats.common.decoded_memory import Shelf, memory_of
 from stoker.formats.common.entries import FLOATS
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, Partition
@@ -66,7 +65,6 @@ class ParquetReader(OpenShard):
         self._constants = dict(group.constants)
         self._buffer = file
         self._part = part
-        self._shelf = Shelf()
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """See :class:`~stoker.formats.base.ShardReader`; for types of values :mod:`stoker.formats.parquet.values`."""
@@ -87,7 +85,7 @@ class ParquetReader(OpenShard):
         """A column, decoded now or before."""
         if name in self._constants:
             return Constant(self._constants[name])
-        found: ColumnValues = memory_of(self.options.decoded_bytes).get(self._shelf, name, partial(self._decode, name))
+        found: ColumnValues = self.kept(name, partial(self._decode, name))
         encoding = self.encodings.get(name)
         if encoding is None:
             return found

@@ -35,7 +35,7 @@ from stoker.formats.common.gather import cut, gather_rows, run_of
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.schema import kind_of, tensor_order
-from stoker.formats.unstacked import Unstacked, spread
+from stoker.formats.unstacked import Unstacked, scatter, spread
 from stoker.types import Array, Column, Ids
 
 _NO_HOLES: Final[Ids] = np.zeros(0, np.int64)
@@ -89,6 +89,18 @@ class Fixed(AddressedValues):
 
     def addresses(self, rows: Ids) -> Ids:
         return self.address + rows * self.width
+
+
+class SlicedBytes(ColumnValues):
+    """Bytes that lie in a buffer. ``begins``, ``ends``: where each row's value begins and ends in it, checked; int64."""
+
+    def __init__(self, data: memoryview, begins: Ids, ends: Ids) -> None:
+        self._data, self._begins, self._ends = data, begins, ends
+        self.nbytes = begins.nbytes
+
+    def take(self, rows: Ids, *, views: bool = False) -> Column:
+        values = cut(self._data, self._begins[rows], self._ends[rows])
+        return values if views else list(map(bytes, values))
 
 
 class Holed(ColumnValues):
@@ -209,6 +221,17 @@ def gather_alike(columns: Sequence[ColumnValues], which: Ids, rows: Ids) -> Arra
             return None
         alike.append(one)
     return gather(alike, which, rows)
+
+
+def take_each(columns: Sequence[ColumnValues], which: Ids, rows: Ids, *, views: bool = False) -> Column:
+    """As :func:`gather`, of columns of any values; there is at least one."""
+    if len(columns) == 1 or not len(rows):
+        return columns[0].take(rows, views=views)
+    if (found := gather_alike(columns, which, rows)) is not None:
+        return found
+    parts = [(np.flatnonzero(which == turn), column) for turn, column in enumerate(columns)]
+    taken = [(at, {"": column.take(rows[at], views=views)}) for at, column in parts if at.size]
+    return scatter(taken, len(rows))[""]
 
 
 class EncodedValues(ColumnValues):
