@@ -16,7 +16,7 @@ import numpy as np
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.arrow_layout import arrow_layout
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.checks import check_indexed, check_memory, decode_fixed, decode_values
+from stoker.formats.common.checks import check_indexed, check_memory, decode_fixed, decode_values, wanted_columns
 from stoker.formats.common.container import (
     PackedEncoder,
     PackedFormat,
@@ -284,12 +284,10 @@ class ArrowFormat(PackedFormat):
             raise CorruptDataError(f"{source.where}: its schema can not be read: {str(error)[:200]}") from None
         if len(kinds) != len(schema):
             raise FormatError(f"{source.where}: two columns have the same name")
-        chosen = settings.get("columns")
-        for name in chosen or ():
-            if name not in kinds:
-                raise FormatError(f"{source.where} has no column {name!r}; it has {', '.join(kinds)}")
-        kinds = {name: kind for name, kind in kinds.items() if chosen is None or name in chosen}
-        return HeaderFacts(check_count(sum(layout.rows), source.where), {"columns": kinds})
+        chosen = wanted_columns(settings.get("columns"), kinds, source.where)
+        return HeaderFacts(
+            check_count(sum(layout.rows), source.where), {"columns": {name: kinds[name] for name in chosen}}
+        )
 
     def read_many(
         self, shards: Sequence[ArrowShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None

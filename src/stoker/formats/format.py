@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import numpy as np
 
-from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError
+from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.checks import (
     MAX_OFFSET,
@@ -138,10 +138,8 @@ class Format:
         sizes = tuple(require(obj, "column_sizes", list, where))
         try:
             return mds_spec(names, encodings, sizes, *parse_settings(obj, where))[0]
-        except IndexFileError as error:
-            raise IndexFileError(f"{where}: {error}") from None
-        except FormatError as error:
-            raise FormatError(f"{where}: {error}") from None
+        except FormatError as error:  # an IndexFileError is one
+            raise type(error)(f"{where}: {error}") from None
         except TypeError:  # unhashable, so neither int nor null
             refuse(where, "'column_sizes' should hold integers and nulls")
 

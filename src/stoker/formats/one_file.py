@@ -251,14 +251,13 @@ class FileFormat(Format):
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> FileShard:
+        kind = FileKind.of(info.format, info.spec, options)
         if isinstance(info.detail, StoredFile):
-            kind = FileKind.of(info.format, info.spec, options)
             return HandleShard(kind, info.detail.source, info.detail.key, where)
         data, file = files[0], info.raw[0]
         if len(data) != file.bytes or info.samples != 1:
             raise CorruptDataError(f"{where}: the file has {len(data)} bytes, the index says {file.bytes}")
         path = file.basename if file.part is None else file.part.key
-        kind = FileKind.of(info.format, info.spec, options)
         if not _HANDLED.isdisjoint(kind.layout[2]):
             return HandleShard(kind, BytesInMemory(memoryview(data), "a file"), path, where)
         return FileShard(kind, data, path, where)

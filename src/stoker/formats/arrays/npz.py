@@ -160,11 +160,7 @@ def _members(source: ByteSource) -> dict[str, _Member]:
 
 def _header(source: ByteSource, member: _Member, where: str) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
     if not member.deflated:
-
-        def read(start: int, end: int) -> bytes:
-            return source.read(member.start + start, member.start + end)
-
-        return parse_header(read, member.size, where)
+        return parse_header(lambda a, b: source.read(member.start + a, member.start + b), member.size, where)
     packed = source.read(member.start, member.start + min(member.stored, _PEEK))
     try:
         head = zlib.decompressobj(-15).decompress(packed, _PEEK)
