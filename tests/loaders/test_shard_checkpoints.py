@@ -93,7 +93,7 @@ def test_workers_that_are_not_in_step_continue_from_their_own(tmp_path: Path) ->
 def test_where_there_is_none_the_run_begins(tmp_path: Path) -> None:
     one = loader(tmp_path / "none")
     assert one.restore_latest() is None
-    with pytest.raises(ConfigError, match="set checkpoint_url= in the config"):
+    with pytest.raises(ConfigError, match="checkpoint_url is not set: set it in the config"):
         StreamingShardLoader(DATA).restore_latest()
 
 

@@ -242,11 +242,11 @@ def test_a_clip_beyond_the_end_is_an_error_that_says_where_the_end_is() -> None:
 
 
 def test_a_sound_in_aac_ends_with_its_last_frame_as_decoded() -> None:
-    """That has up to 1,024 samples of padding after the end that the header tells."""
+    """That has up to 1,024 samples of padding after the end that the header tells, unless a muxer counts them (PyAV 19)."""
     data = encoded_sound(sweep(48000, 10250 / 48000), "mp4", "aac")
     sound, expected = Audio(data), decoded_sound(data)
     told = round((sound.facts.duration or 0) * 48000)
-    assert 0 < len(expected) - told < 1024
+    assert 0 <= len(expected) - told < 1024
     assert np.array_equal(sound.clip(0.1, (len(expected) - 4800) / 48000), expected[4800:])
     with pytest.raises(ClipError, match=rf"which lasts {len(expected) / 48000:.4f} s"):
         sound.clip(0.1, (len(expected) - 4799) / 48000)
