@@ -10,7 +10,6 @@ from itertools import chain
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.concurrency.spans.recorder import Stage, begin_span, end_span, recorder, span
 from stoker.concurrency.spans.sample_clock import SampleClock
@@ -201,11 +200,14 @@ def distinct(shards: Ids, count: int) -> tuple[Ids, Ids]:
 
     ``shards``: shard numbers in ``[0, count)``, shape ``(n,)``.
     """
-    if _all_same(shards):
-        return shards[:1], np.zeros(len(shards), dtype=np.int64)
+    if len(shards) and bool(shards[0] == shards[-1]) and bool((shards == shards[0]).all()):
+        return shards[:1], np.zeros(len(shards), dtype=np.int64)  # as where samples come in their own order
     if count > _TABLE:
         return np.unique(shards, return_inverse=True)
-    numbers = _present(shards, count).nonzero()[0]
+    # Sorting, as np.unique does it, would cost more than all else that is done for a sample of a few kilobytes.
+    present = np.zeros(count, dtype=np.bool_)
+    present[shards] = True
+    numbers = present.nonzero()[0]
     index = np.empty(count, dtype=np.int64)
     index[numbers] = np.arange(len(numbers))
     return numbers, index[shards]
@@ -213,22 +215,8 @@ def distinct(shards: Ids, count: int) -> tuple[Ids, Ids]:
 
 def distinct_shards(shards: Ids, count: int) -> list[int]:
     """The different shard numbers, rising; args are those of :func:`distinct`."""
-    if _all_same(shards):
-        return shards[:1].tolist()  # type: ignore[no-any-return]
-    numbers: Ids = np.unique(shards) if count > _TABLE else _present(shards, count).nonzero()[0]
-    return numbers.tolist()  # type: ignore[no-any-return]
-
-
-def _all_same(shards: Ids) -> bool:
-    """Whether there are some, all of one shard, as where samples come in their own order."""
-    return len(shards) > 0 and bool(shards[0] == shards[-1]) and bool((shards == shards[0]).all())
-
-
-def _present(shards: Ids, count: int) -> NDArray[np.bool_]:
-    # Sorting, as np.unique does it, would cost more than all else that is done for a sample of a few kilobytes.
-    present = np.zeros(count, dtype=np.bool_)
-    present[shards] = True
-    return present
+    numbers: list[int] = distinct(shards, count)[0].tolist()
+    return numbers
 
 
 def _open(pool: ShardPool, shards: Ids) -> tuple[list[ShardReader], Ids]:

@@ -57,9 +57,8 @@ def displaced_time() -> int:
 
     0 where the system does not tell: the kernel has no ``schedstat``, or ``/proc`` is not there.
     """
-    with contextlib.suppress(OSError):
-        file = OpenFile(os.open(_SCHEDULED, os.O_RDONLY | os.O_CLOEXEC))
-        return _displaced(file.number)
+    with contextlib.suppress(OSError), open(_SCHEDULED, "rb", buffering=0) as file:
+        return _displaced(file.fileno())
     return 0
 
 

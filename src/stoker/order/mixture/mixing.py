@@ -315,6 +315,8 @@ class EpochMixture:
         """Code of the sample at each position of the epoch; int64, shape ``(k,)``."""
         if positions.size == 0:
             return np.zeros(0, dtype=np.int64)
+        if len(self.mixings) == 1 and not self._firsts[0]:  # as in most epochs
+            return self.mixings[0].codes(positions + self._shifts[0])
         first, last = map(int, self.numbers(np.array([positions.min(), positions.max()])))
         if first == last:
             return self.mixings[first].codes(positions + self._shifts[first])

@@ -180,8 +180,9 @@ class ResumeState:
     states name them. ``others``: the entries that identify the datasets of its zips and joins, by their names.
     ``quarantine``: leaves samples out; with the pool that holds them.
 
-    ``loads``: how many states were loaded into this object. Each ends the iterations that were running. ``order_number``:
-    rises with each other order. A copy in a DataLoader's worker that lives on keeps the order that it was made with.
+    ``sample_order``: what is read. ``order_number``: rises with each other one; a copy in a DataLoader's worker that lives on
+    keeps the order that it was made with. ``loads``: how many states were loaded into this object. Each ends the iterations
+    that were running.
     """
 
     def __init__(
@@ -192,7 +193,7 @@ class ResumeState:
         quarantine: tuple[Quarantine, ShardPool] | None = None,
         others: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     ) -> None:
-        self._sample_order = sample_order
+        self.sample_order = sample_order
         self.order_number = 0
         self._chain, self._others = list(chain), dict(others or {})
         self._all_ended = all_ended
@@ -205,16 +206,6 @@ class ResumeState:
         # Iterations that were left for a later one, and how many samples of each had been delivered by then.
         self._left: list[tuple[weakref.ref[Progress], int]] = []
         self._resumed: tuple[EpochPosition, int, int] | None = None
-
-    @property
-    def sample_order(self) -> SampleOrder:
-        """What is read."""
-        return self._sample_order
-
-    @sample_order.setter
-    def sample_order(self, sample_order: SampleOrder) -> None:
-        self.order_number += sample_order is not self._sample_order
-        self._sample_order = sample_order
 
     @cached_property
     def _names(self) -> NamedEpochs:
@@ -451,11 +442,12 @@ class ResumeState:
         if worker.token is None:  # for all workers the main process says it
             self._clock.thaw(mark)
         if own is not None:
-            self._sample_order = sample_order  # of this worker alone
+            self.sample_order = sample_order  # of this worker alone
             self._resumed = point, *own
             # At once: of an epoch that has ended torchdata begins another one before the rest, which is nothing, is read.
             self._clock.skip_to(point.epoch)
         else:
+            self.order_number += sample_order is not self.sample_order
             self.sample_order = sample_order
             self._clock.load(point, self.order_number)
         self._forget()
@@ -478,6 +470,7 @@ class ResumeState:
             )
         check_same_steps(state, self._chain, self._others, inside=bool(point.position))
         self.sample_order = sample_order
+        self.order_number += 1
         self._clock.thaw(mark if goes_on else None)
         self._clock.load(point, self.order_number)
         self._forget(goes_on=goes_on)

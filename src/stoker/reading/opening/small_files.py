@@ -149,6 +149,7 @@ class SmallShards:
     """Shards of this machine that are one small file each.
 
     ``index``: the shards; of several streams, those of all of them. ``caches``: where the files of each stream are.
+    ``first_object``: bytes of the first shard, where it is fetched from a store; otherwise more than a small one has.
     """
 
     def __init__(self, index: Index | ConcatIndex, caches: Sequence[ShardCache], options: ReadOptions) -> None:
@@ -157,12 +158,8 @@ class SmallShards:
         firsts = index.offsets.tolist() if isinstance(index, ConcatIndex) else (0,)
         given = zip(parts, caches, firsts, strict=False)
         self.streams = [SmallStream(part, cache, first, options) for part, cache, first in given]
-
-    @property
-    def first_object(self) -> int:
-        """Bytes of the first shard, where it is fetched from a store; otherwise more than a small one has."""
-        stream = self.streams[0]
-        return shard_bytes(stream.shards, 0) if stream.far and len(stream.shards) else SMALL_FILE
+        shards, far = self.streams[0].shards, self.streams[0].far
+        self.first_object = shard_bytes(shards, 0) if far and len(shards) else SMALL_FILE
 
     def stream_of(self, shard: int) -> SmallStream:
         """The stream of a shard."""
