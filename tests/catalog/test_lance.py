@@ -217,7 +217,7 @@ def test_files_that_were_removed_are_an_error_that_says_so(url: str) -> None:
 
 
 def test_a_helper_that_is_killed_is_started_again(url: str) -> None:
-    from stoker.storage.fork_proxy import proxy
+    from stoker.storage import fork_proxy as proxy
 
     with StreamingDataset(url) as dataset:
         assert int(dataset[0]["x"]) == 6

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from patience import PATIENCE
-from stoker.storage.fork_proxy import proxy
+from stoker.storage import fork_proxy as proxy
 
 
 def in_fork(work: Callable[[], None]) -> None:

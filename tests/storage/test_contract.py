@@ -17,7 +17,7 @@ import pytest
 from s3server import Bucket
 from stoker.errors import AccessDeniedError, ObjectNotFoundError, StorageError, StorageFullError
 from stoker.storage import Store, open_store
-from stoker.storage.fork_proxy.proxy import ProxyStore
+from stoker.storage.fork_proxy import ProxyStore
 from stoker.testing import ReadOnlyStoreTests, StoreTests
 
 

@@ -16,8 +16,8 @@ from scripted_server import Script, ScriptedServer, serve, status, trickle
 from stoker.errors import ConfigError, StorageError, StorageTimeoutError
 from stoker.index.index import load_index
 from stoker.storage import RetryPolicy, Store, open_store
+from stoker.storage import fork_proxy as proxy
 from stoker.storage import store as stores
-from stoker.storage.fork_proxy import proxy
 
 pytestmark = pytest.mark.processes
 

@@ -31,7 +31,7 @@ from stoker.formats.parquet.values import ColumnValues, as_values, take_each
 from stoker.formats.unstacked import iterate_rows, scatter
 from stoker.lazy import cached_property
 from stoker.storage.files.file_errors import file_errors
-from stoker.storage.fork_proxy.proxy import RemoteObject
+from stoker.storage.fork_proxy import RemoteObject
 from stoker.types import Batch, Buffer, Ids
 
 _PATIENCE: Final = 60.0

@@ -311,7 +311,7 @@ class Store:
                     "Use a path, or start workers by 'spawn'."
                 )
                 raise StorageError(message, url=self.url)
-            from stoker.storage.fork_proxy.proxy import ProxyStore
+            from stoker.storage.fork_proxy import ProxyStore
 
             return ProxyStore(self.url, self, self.stall_timeout)
         from stoker.storage.remote.remote_store import RemoteStore

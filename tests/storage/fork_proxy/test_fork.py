@@ -19,8 +19,8 @@ from patience import PATIENCE
 from s3server import Bucket
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import RetryPolicy, Store, open_store
+from stoker.storage import fork_proxy as proxy
 from stoker.storage import store as stores
-from stoker.storage.fork_proxy import proxy
 
 pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
@@ -276,7 +276,7 @@ _UNTOUCHED = """
 import os, sys, json
 from stoker.storage import open_store
 from stoker.storage.store import runtime_lost
-from stoker.storage.fork_proxy import proxy
+from stoker.storage import fork_proxy as proxy
 store = open_store(sys.argv[1], json.loads(os.environ["OPTIONS"]))
 pid = os.fork()
 if pid == 0:

@@ -1,1 +1,0 @@
-"""Requests of forked processes, answered by a helper process."""
