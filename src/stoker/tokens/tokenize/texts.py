@@ -10,7 +10,7 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from stoker.catalog.splits import refuse_splits
 from stoker.catalog.unindexed.files_location import check_exists
@@ -154,7 +154,8 @@ class Texts:
         first = 0
         packed = file.path.lower().endswith(".gz")
         key = self.column
-        with file_errors(file.path), _opened(file.path, packed) as opened:
+        with file_errors(file.path), open(open_regular(file.path)[0], "rb") as stored:
+            opened: Any = gzip.GzipFile(fileobj=stored) if packed else stored
             while lines := _unpacked_lines(opened, file.path) if packed else opened.readlines(_BLOCK):
                 if key is None and (found := next((line for line in lines if line.strip()), None)) is not None:
                     key = _text_key(found, file.path)
@@ -282,17 +283,6 @@ def _unpacked_lines(opened: Any, path: str) -> list[bytes]:
         lines.append(line)
         size += len(line)
     return lines
-
-
-@contextlib.contextmanager
-def _opened(path: str, packed: bool) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    """A regular file, unpacked while it is read if need be."""
-    with open(open_regular(path)[0], "rb") as file:
-        if packed:
-            with gzip.open(file, "rb") as unpacked:
-                yield unpacked
-        else:
-            yield file
 
 
 def _kind(path: str) -> Kind:
