@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.conversion.sinks import OUTPUT, ShardSettings, file_sizes
+from stoker.conversion.sinks import OUTPUT, ShardSettings
 from stoker.conversion.source import ConversionSource
 from stoker.conversion.values import ColumnPlan, SampleHandling
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
@@ -270,10 +270,11 @@ def finish(
     root = open_root(job.destination, job.storage_options)
     shards = size = files = 0
     for split, (name, _, _) in enumerate(job.arrangement.splits):
-        entries = [entry for number in range(job.tasks) for entry in notes[number]["splits"][split]["entries"]]
+        told = [notes[number]["splits"][split] for number in range(job.tasks)]
+        entries = [entry for one in told for entry in one["entries"]]
+        sizes: dict[str, int] = {file: length for one in told for file, length in one["files"].items()}
         store = dataset_store(job, name)
-        sizes = file_sizes(entries)
-        shards += len(entries)
+        shards += len(entries) if job.settings.writer.indexed else len(sizes)
         files += len(sizes)
         size += sum(sizes.values())
         if job.settings.writer.indexed:
@@ -284,11 +285,11 @@ def finish(
             publish(store)
             _check_there(store, sizes)
         store.delete(MARK)
-    told = dict(report(shards, size))
-    done = {"report": told, "files": files, "bytes": size}
+    reported = dict(report(shards, size))
+    done = {"report": reported, "files": files, "bytes": size}
     write_record(root, _RECORD, JobRecord(job.identity, about, done))
     _remove_work(job)
-    return told
+    return reported
 
 
 def _remove_work(job: ConversionJob) -> None:
@@ -366,7 +367,7 @@ def _complete(job: ConversionJob, note: Mapping[str, Any], there: Mapping[str, i
         return False
     for split in note["splits"]:
         prefix = f"{split['name']}/" if split["name"] else ""
-        for name, size in file_sizes(split["entries"]).items():
+        for name, size in split["files"].items():
             if size not in (there.get(prefix + name), there.get(prefix + STAGE + name)):
                 return False
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Unpack
 
@@ -188,17 +188,16 @@ class SampleSink:
                 self._writer.end_shard()
                 self._in_shard = 0
 
-    def finish(self) -> list[dict[str, Any]]:
-        """Store what is left; the entries of the index, or ``{"file", "bytes"}`` where there is none."""
+    def finish(self) -> dict[str, Any]:
+        """Store what is left; a note of it: the index's ``entries``, ``files`` and their bytes, and ``samples``."""
         self._writer.finish()
-        if self._destination.index is None:
-            return [{"file": name, "bytes": size} for name, size in sorted(self._destination.sizes.items())]
-        entries: list[dict[str, Any]] = json.loads(self._destination.index)["shards"]
+        index = self._destination.index
+        entries = [] if index is None else json.loads(index)["shards"]
         for entry in entries:
             for key, value in entry.items():
                 if key.startswith(("raw_", "zip_")) and isinstance(value, dict):
                     value["basename"] = self._destination.named(value["basename"])
-        return entries
+        return {"entries": entries, "files": self._destination.sizes, "samples": self.samples}
 
     def abort(self) -> None:
         """Stop."""
@@ -221,17 +220,3 @@ def _image_name(task: int | None) -> Callable[[str], str]:
         return key if task is None else f"{folder}{slash}{task:05}-{name}"
 
     return named
-
-
-def file_sizes(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Name and bytes of the files that a sink stored, by its entries."""
-    sizes: dict[str, int] = {}
-    for entry in entries:
-        if "file" in entry:
-            sizes[entry["file"]] = entry["bytes"]
-            continue
-        packed = any(entry[key] for key in entry if key.startswith("zip_"))
-        for key, value in entry.items():
-            if key.startswith("zip_" if packed else "raw_"):
-                sizes[value["basename"]] = value["bytes"]
-    return sizes

@@ -37,10 +37,10 @@ _SAMPLE: Final = re.compile(r"(?:the batch from )?sample ([0-9]+)")
 def run_task(job: ConversionJob, number: int, advance: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
     """Do a task, and record in the destination that it is done. Done again, it writes the same again.
 
-    The note has ``identity``, ``task``, ``read``, for each split its ``entries`` and ``samples``, and ``bad``, the samples
-    that were left out, in order, each with its number in the task. Where there are more of them than allowed, whatever
-    other tasks find, the task ends early: its note says ``exceeded``, and nothing is recorded. ``advance`` is told of
-    samples that were read.
+    The note has ``identity``, ``task``, ``read``, for each split its ``entries``, ``files`` and ``samples``, and ``bad``, the
+    samples that were left out, in order, each with its number in the task. Where there are more of them than allowed,
+    whatever other tasks find, the task ends early: its note says ``exceeded``, and nothing is recorded. ``advance`` is told
+    of samples that were read.
     """
     first, stop = int(job.bounds[number]), int(job.bounds[number + 1])
     shards, rows = job.arrangement.located(first, stop)
@@ -74,7 +74,7 @@ def run_task(job: ConversionJob, number: int, advance: Callable[[int], None] = l
                     return {**note, "exceeded": True}
             advance(here.stop - start)
         note["splits"] = [
-            {"name": split_name, "entries": sink.finish(), "samples": sink.samples}
+            {"name": split_name, **sink.finish()}
             for (split_name, _, _), sink in zip(job.arrangement.splits, sinks, strict=True)
         ]
     put_note(job, number, note)
