@@ -77,6 +77,12 @@ class RowGroupRuns:
         return self.tokens.size
 
 
+def runs_of(tokens: Ids, each: int) -> Ids:
+    """Bounds of runs that have about so many tokens: number of the first of each, and the number of all; int64."""
+    number = (np.cumsum(tokens) - tokens) // each
+    return np.append(np.flatnonzero(np.diff(number, prepend=-1)), tokens.size).astype(np.int64)
+
+
 def join_groups(groups: Groups, least: int) -> Ids:
     """Bounds of cells: groups of one file that follow each other, joined until they have ``least`` tokens.
 
@@ -118,10 +124,7 @@ class ReadSequence:
         if key is not None:
             # Two cells come in the same order whatever other cells there are.
             members = members[np.argsort(mix_array(key, members), kind="stable")]
-        tokens = cells.tokens[members]
-        number = (np.cumsum(tokens) - tokens) // max(1, block_tokens)
-        firsts = np.flatnonzero(np.diff(number, prepend=-1))
-        bounds = np.append(firsts, members.size).astype(np.int64)
+        bounds = runs_of(cells.tokens[members], max(1, block_tokens))
         ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(cells.amounts[members])])
         return cls(members, bounds, ends[bounds])
 
@@ -202,8 +205,7 @@ class PartFiles:
     def of(cls, cells: RowGroupRuns, division: TokenDivision, part: int) -> PartFiles:
         """The files of a part: all, where rows are divided; else those that it has cells of."""
         mine = slice(None) if division.owners is None else division.owners == part
-        amounts = np.zeros(int(cells.file[-1]) + 1, dtype=np.int64)
-        np.add.at(amounts, cells.file[mine], cells.amounts[mine])
+        amounts = _loads(cells.file[mine], cells.amounts[mine], int(cells.file[-1]) + 1)
         files = np.flatnonzero(amounts)
         return cls(files, np.cumsum(amounts[files]))
 

@@ -20,7 +20,7 @@ from stoker.errors import ConfigError
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage.versions import describe_version, local_version, version_of_files
 from stoker.streams.derived_arrays import ArraySink, derived_array
-from stoker.tokens.order.division import Groups
+from stoker.tokens.order.division import Groups, runs_of
 from stoker.tokens.sources.megatron import MegatronFile, RawTokens
 from stoker.tokens.sources.ragged import Ragged, offsets_of
 from stoker.types import Ids
@@ -255,7 +255,7 @@ class MegatronSource(_Mapped):
         files, firsts, stops, rows, tokens = [], [], [], [], []
         for number, file in enumerate(self._files):
             lengths: Ids = np.diff(offsets_of(file.lengths)[file.borders])
-            borders = _cut(lengths, _GROUP_TOKENS)
+            borders = runs_of(lengths, _GROUP_TOKENS)
             files.append(np.full(borders.size - 1, number, dtype=np.int64))
             firsts.append(borders[:-1])
             stops.append(borders[1:])
@@ -317,12 +317,6 @@ class RawSource(_Mapped):
         file.check()
         offsets = np.append(np.arange(0, count, self._row, dtype=np.int64), count)
         yield Ragged(file.tokens[first : first + count], offsets, where=file.path, rows=first // self._row)
-
-
-def _cut(lengths: Ids, least: int) -> Ids:
-    """Bounds of runs of about so many tokens."""
-    number = (np.cumsum(lengths) - lengths) // least
-    return np.append(np.flatnonzero(np.diff(number, prepend=-1)), lengths.size).astype(np.int64)
 
 
 def _joined(arrays: Sequence[Ids]) -> Ids:
