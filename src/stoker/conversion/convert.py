@@ -29,7 +29,7 @@ from stoker.conversion.job import (
 )
 from stoker.conversion.open_source import Url, open_source
 from stoker.conversion.sinks import ShardSettings, target_writer
-from stoker.conversion.task import bad_of, run_task, totals
+from stoker.conversion.task import run_task
 from stoker.conversion.values import SampleHandling, Transform, load_transform
 from stoker.display import counted
 from stoker.errors import ConfigError
@@ -379,9 +379,12 @@ def convert(
 
 def _told(job: ConversionJob, notes: Mapping[int, Mapping[str, Any]], shards: int, size: int) -> dict[str, Any]:
     """The report of a finished conversion, but for what only the last run knows."""
-    read, written = totals(notes)
+    splits = [split for note in notes.values() for split in note["splits"]]
+    written = {
+        name: sum(one["samples"] for one in splits if one["name"] == name) for name, _, _ in job.arrangement.splits
+    }
     return {
-        "samples_read": read,
+        "samples_read": sum(note["read"] for note in notes.values()),
         "samples": sum(written.values()),
         "splits": written,
         "shards": shards,
@@ -389,7 +392,7 @@ def _told(job: ConversionJob, notes: Mapping[int, Mapping[str, Any]], shards: in
         "columns": {plan.name: plan.encoding for plan in job.outputs},
         "format": job.settings.format,
         "tasks": job.tasks,
-        "bad_samples": bad_of(notes),
+        "bad_samples": sum(len(note["bad"]) for note in notes.values()),
     }
 
 

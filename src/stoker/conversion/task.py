@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
@@ -319,17 +319,3 @@ def _named(error: EncodingError, before: int, origin: Ids, where: Callable[[int]
     origin_text = where(int(origin[int(match[1]) - before]))
     hint = "" if "columns=" in text else "; say another type with columns=, or make the value fit with transform="
     return EncodingError(f"{origin_text}: {text.replace(match[0], 'it')}{hint}")
-
-
-def bad_of(notes: Mapping[int, Mapping[str, Any]]) -> int:
-    """Bad samples that were left out, by the notes of all tasks."""
-    return sum(len(note.get("bad", ())) for note in notes.values())
-
-
-def totals(notes: Mapping[int, Mapping[str, Any]]) -> tuple[int, dict[str, int]]:
-    """Samples read, and written to each split, by the notes of all tasks."""
-    written: dict[str, int] = {}
-    for note in notes.values():
-        for split in note["splits"]:
-            written[split["name"]] = written.get(split["name"], 0) + split["samples"]
-    return sum(note["read"] for note in notes.values()), written
