@@ -68,8 +68,9 @@ class Ragged:
         if loss_mask is not None:
             fits = loss_mask.dtype == np.bool_ and loss_mask.shape == values.shape
             must_be(f"bool of shape {values.shape}", fits, loss_mask=f"{loss_mask.dtype} of shape {loss_mask.shape}")
-        self._set(values, offsets, column, where, rows, None)
-        self.loss_mask = loss_mask
+        self.values, self.offsets, self.column, self.where = values, offsets, column, where
+        # Smallest and largest id, known after a check; they bound those of any part, too.
+        self._rows, self._bounds, self.loss_mask = rows, None, loss_mask
 
     @classmethod
     def of(cls, column: Any, *, dtype: DTypeLike | None = None, name: str = "tokens", where: str = "") -> Ragged:
@@ -213,12 +214,12 @@ class Ragged:
         known = [part._bounds for part in full if part.values.size]
         if known and all(known):
             bounds = min(b[0] for b in known if b), max(b[1] for b in known if b)
-        made = cls._make(values, offsets, full[0].column, full[0].where, rows, bounds)
+        mask = None
         if any(part.loss_mask is not None for part in full):
-            made.loss_mask = np.concatenate(
+            mask = np.concatenate(
                 [np.zeros(part.values.size, np.bool_) if part.loss_mask is None else part.loss_mask for part in full]
             )
-        return made
+        return cls._make(values, offsets, full[0].column, full[0].where, rows, bounds, mask)
 
     def __len__(self) -> int:
         return self.offsets.size - 1
@@ -239,9 +240,8 @@ class Ragged:
         first, last = int(self.offsets[start]), int(self.offsets[stop])
         rows = self._rows + start if isinstance(self._rows, int) else self._rows[start:stop]
         offsets = self.offsets[start : stop + 1] - first
-        made = self._make(self.values[first:last], offsets, self.column, self.where, rows, self._bounds)
-        made.loss_mask = None if self.loss_mask is None else self.loss_mask[first:last]
-        return made
+        mask = None if self.loss_mask is None else self.loss_mask[first:last]
+        return self._make(self.values[first:last], offsets, self.column, self.where, rows, self._bounds, mask)
 
     def __repr__(self) -> str:
         return f"Ragged({len(self)} documents, {self.values.size} tokens of {self.values.dtype})"
@@ -272,16 +272,14 @@ class Ragged:
         offsets = offsets_of(lengths)
         places, size = self.offsets[rows], int(offsets[-1])
         values = gather_spans(self.values, places, lengths, offsets[:-1], size)
-        made = self._make(values, offsets, self.column, self.where, self.rows[rows], self._bounds)
-        if self.loss_mask is not None:
-            made.loss_mask = gather_spans(self.loss_mask, places, lengths, offsets[:-1], size)
-        return made
+        mask = self.loss_mask
+        if mask is not None:
+            mask = gather_spans(mask, places, lengths, offsets[:-1], size)
+        return self._make(values, offsets, self.column, self.where, self.rows[rows], self._bounds, mask)
 
     def with_values(self, values: Array) -> Ragged:
         """The same rows with other tokens, as many."""
-        made = self._make(values, self.offsets, self.column, self.where, self._rows, None)
-        made.loss_mask = self.loss_mask
-        return made
+        return self._make(values, self.offsets, self.column, self.where, self._rows, None, self.loss_mask)
 
     def check(self, limit: int) -> Self:
         """Check that all ids are in ``[0, limit)``; returns the documents.
@@ -317,23 +315,19 @@ class Ragged:
 
     @classmethod
     def _make(
-        cls, values: Array, offsets: Ids, column: str, where: Where, rows: Ids | int, bounds: tuple[int, int] | None
+        cls,
+        values: Array,
+        offsets: Ids,
+        column: str,
+        where: Where,
+        rows: Ids | int,
+        bounds: tuple[int, int] | None,
+        loss_mask: NDArray[np.bool_] | None = None,
     ) -> Ragged:
         made = cls.__new__(cls)
-        made._set(values, offsets, column, where, rows, bounds)
+        made.values, made.offsets, made.column, made.where = values, offsets, column, where
+        made._rows, made._bounds, made.loss_mask = rows, bounds, loss_mask
         return made
-
-    def _set(
-        self, values: Array, offsets: Ids, column: str, where: Where, rows: Ids | int, bounds: tuple[int, int] | None
-    ) -> None:
-        self.values = values
-        self.offsets = offsets
-        self.column = column
-        self.where = where
-        self._rows = rows
-        self.loss_mask = None
-        # Smallest and largest id, known after a check; they bound those of any part, too.
-        self._bounds = bounds
 
 
 def offsets_of(lengths: Ids | Sequence[int]) -> Ids:
