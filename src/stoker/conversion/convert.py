@@ -22,7 +22,6 @@ from stoker.conversion.job import (
     ConversionJob,
     begin,
     bounds_of,
-    digest,
     done_before,
     finish,
     unfinished,
@@ -38,7 +37,7 @@ from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.policy import processor_count
 from stoker.reading.bad_samples import VARIABLE, BadSampleLog, BadSamples, OnBadSample, of_dict
 from stoker.storage import is_local
-from stoker.storage.job_record import check_unchanged, stable_versions
+from stoker.storage.job_record import check_unchanged, digest, stable_versions
 from stoker.types import Engine, StorageOptions
 from stoker.writing.base import check_hash_names, check_size_limit
 

@@ -6,7 +6,6 @@ There lie the job's record, a note of each finished task, and the final commit.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -136,11 +135,6 @@ def bounds_of(samples: int, size: int, settings: ShardSettings) -> Ids:
             tasks = -(-tasks // _TOGETHER) * _TOGETHER
     tasks = max(1, min(samples, tasks))
     return np.arange(tasks + 1, dtype=np.int64) * samples // tasks
-
-
-def digest(about: Any) -> str:
-    """Of a JSON value, such as settings."""
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 _RECORD: Final = ".stoker_convert.json"

@@ -6,6 +6,7 @@ resumes the job, reports that it is done, or refuses.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -53,6 +54,11 @@ def check_unchanged(before: Mapping[str, str], now: Mapping[str, str], where: st
     told = changed_files(before, now)
     if told:
         raise SourceChangedError(f"{where}: files were changed while they were read ({told}): {remedy}")
+
+
+def digest(about: Any) -> str:
+    """Of a JSON value, such as a job's settings."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import time
 from array import array
@@ -25,7 +24,7 @@ from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, import_
 from stoker.policy import processor_count
 from stoker.storage import is_local, open_store
 from stoker.storage.files.regular import read_regular
-from stoker.storage.job_record import JobRecord, check_unchanged, stable_versions
+from stoker.storage.job_record import JobRecord, check_unchanged, digest, stable_versions
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.tokenize.sinks import TokenColumn, TokenFileWriter, TokenShardWriter, TokenSink, finished_before
 from stoker.tokens.tokenize.texts import TextBlock, Texts, find_texts
@@ -343,4 +342,4 @@ def _record(texts: Texts, settings: dict[str, Any]) -> JobRecord:
     """The job: everything that the output depends on."""
     files = stable_versions(texts.versions)
     about = {**settings, "files": files, "kind": texts.kind, "column": texts.column, "strict": texts.strict}
-    return JobRecord(hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
+    return JobRecord(digest(about), about)
