@@ -11,6 +11,7 @@ from by compare-and-set, or is thrown away. From these alone it follows that eve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from stoker.coordination.records import Entry, Epoch, Lane, LogChunk, ReturnedRange, SplitRecord
 from stoker.errors import ConfigError
@@ -48,6 +49,11 @@ def lease(
     whose lane this is not, so that those whose lane it is read on in order.
     """
     token = lane.token + 1
+
+    def leased(begin: int, end: int, attempts: int = 0, **rest: Any) -> tuple[Lane, SplitRecord]:
+        split = SplitRecord(begin, end, begin, rank, incarnation, turn, token, attempts)
+        return lane._replace(token=token, splits=(*lane.splits, split), **rest), split
+
     if lane.free:
         which = min(range(len(lane.free)), key=lambda k: (lane.free[k].attempts, lane.free[k].begin))
         returned = lane.free[which]
@@ -55,19 +61,16 @@ def lease(
             length = returned.end - returned.begin
             most = length if returned.attempts < 2 else max(1, length >> (returned.attempts - 1))
             end = returned.begin + min(size, most)
-            split = SplitRecord(returned.begin, end, returned.begin, rank, incarnation, turn, token, returned.attempts)
             rest = () if end == returned.end else (returned._replace(begin=end),)
             free = lane.free[:which] + rest + lane.free[which + 1 :]
-            return lane._replace(token=token, splits=(*lane.splits, split), free=free), split
+            return leased(returned.begin, end, returned.attempts, free=free)
     if lane.front == lane.back:
         return None
     if from_back:
         begin = max(lane.front, lane.back - size)
-        split = SplitRecord(begin, lane.back, begin, rank, incarnation, turn, token, 0)
-        return lane._replace(token=token, splits=(*lane.splits, split), back=begin), split
+        return leased(begin, lane.back, back=begin)
     end = min(lane.back, lane.front + size)
-    split = SplitRecord(lane.front, end, lane.front, rank, incarnation, turn, token, 0)
-    return lane._replace(token=token, splits=(*lane.splits, split), front=end), split
+    return leased(lane.front, end, front=end)
 
 
 def commit(lane: Lane, rank: int, incarnation: int, token: int, cursor: int, *, record: bool = True) -> Lane | None:
@@ -98,13 +101,8 @@ def commit(lane: Lane, rank: int, incarnation: int, token: int, cursor: int, *, 
 
 def cleared(lane: Lane, rank: int, incarnation: int) -> Lane:
     """The lane without the splits that this worker has committed to their ends, and now knows of."""
-    for split in lane.splits:
-        if split.rank == rank and split.incarnation == incarnation and split.cursor == split.end:
-            break
-    else:
-        return lane
     kept = [s for s in lane.splits if s.rank != rank or s.incarnation != incarnation or s.cursor < s.end]
-    return lane._replace(splits=tuple(kept))
+    return lane if len(kept) == len(lane.splits) else lane._replace(splits=tuple(kept))
 
 
 def give_back(
