@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from enum import IntEnum
+from resource import RUSAGE_THREAD, getrusage
 from typing import Protocol
 
 
@@ -38,18 +38,9 @@ class RequestObserver(Protocol):
         """Count a request that an endpoint of an object store failed, and that may be made again."""
 
 
-if sys.platform == "linux":
-    from resource import RUSAGE_THREAD, getrusage
-
-    def fetched_by_thread() -> int:
-        """Bytes that the kernel has fetched from devices for this thread: for its reads, page faults and read-ahead."""
-        return getrusage(RUSAGE_THREAD).ru_inblock << 9
-
-else:
-
-    def fetched_by_thread() -> int:
-        """Nobody tells here."""
-        return 0
+def fetched_by_thread() -> int:
+    """Bytes that the kernel has fetched from devices for this thread: for its reads, page faults and read-ahead."""
+    return getrusage(RUSAGE_THREAD).ru_inblock << 9
 
 
 _observer: RequestObserver | None = None
