@@ -81,7 +81,7 @@ class FooterBounds:
         chunks = [group.chunks[column.first] for group in self._groups]
         fields = [self._fields(chunk, column.kinds[0]) for chunk in chunks]
         parts = [
-            ColumnPart(group.rows, [[0, 4, -1, 0, 0, chunk[2], -1, 0][:FIELDS]], _struct_of(found))
+            ColumnPart(group.rows, [[0, 4, -1, 0, 0, chunk[2], -1, 0]], _struct_of(found))
             for group, chunk, found in zip(self._groups, chunks, fields, strict=True)
         ]
         if not parts:

@@ -96,7 +96,7 @@ class SlicedBytes(ColumnValues):
 
     def __init__(self, data: memoryview, begins: Ids, ends: Ids) -> None:
         self._data, self._begins, self._ends = data, begins, ends
-        self.nbytes = begins.nbytes
+        self.nbytes = begins.nbytes + ends.nbytes
 
     def take(self, rows: Ids, *, views: bool = False) -> Column:
         values = cut(self._data, self._begins[rows], self._ends[rows])
