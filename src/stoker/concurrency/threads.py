@@ -198,32 +198,25 @@ class Threads:
         self._name = name
         self._running = _Running()
 
-    def widen(self, count: int) -> None:
-        """Have up to ``count`` threads from now on, where that is more: at once, as far as work waits for them."""
-        running = self._running
-        with running.lock:
-            if count <= self.count or running.queue.ended:
-                return
-            self.count = count
-            running.serving += running.queue.retain(count - running.serving)
-            for _ in range(min(count - running.serving, running.queue.qsize())):
-                self._start()
-
-    def resize(self, count: int) -> None:
+    def resize(self, count: int, *, fewer: bool = True) -> None:
         """Have up to ``count`` threads from now on, at least 1: work may be waiting for one.
 
-        Of more than that, those end that first have done what they are at.
+        More begin at once, as far as work waits for them. Of more than that, those end that first have done what they are at.
+        ``fewer``: whether there may be fewer than before.
         """
-        count = max(1, count)
-        self.widen(count)
-        running = self._running
+        count, running = max(1, count), self._running
         with running.lock:
-            if count >= self.count or running.queue.ended:
+            if running.queue.ended or (count < self.count and not fewer):
                 return
-            self.count = count
-            running.queue.dismiss(max(0, running.serving - count))
-            running.serving = min(running.serving, count)
-            running.threads = [thread for thread in running.threads if thread.is_alive()]
+            before, self.count = self.count, count
+            if count > before:
+                running.serving += running.queue.retain(count - running.serving)
+                for _ in range(min(count - running.serving, running.queue.qsize())):
+                    self._start()
+            elif count < before:
+                running.queue.dismiss(max(0, running.serving - count))
+                running.serving = min(running.serving, count)
+                running.threads = [thread for thread in running.threads if thread.is_alive()]
 
     @property
     def waits(self) -> bool:

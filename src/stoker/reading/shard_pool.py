@@ -381,10 +381,7 @@ class ShardPool:
             for one in seen:
                 self.width.saw(one.seconds, one.work, one.size)
             self.width.note_held(self._open.held)
-            if self.width.is_ahead:
-                self._threads.resize(self.width.value)
-            else:
-                self._threads.widen(self.width.value)
+            self._threads.resize(self.width.value, fewer=self.width.is_ahead)
         # The others were decompressed where they lie.
         fetched = [one.shard for one in loaded if one.fetched and self.cache_of(one.shard).store is not None]
         if fetched:
