@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Unpack
 
@@ -89,17 +89,28 @@ def encoding_for(settings: ShardSettings, name: str, encoding: str) -> str:
 
 
 class _TaskDestination(Destination):
-    """Puts a writer's files where the task's belong, and keeps its index to itself. A task writes the same again.
+    """Puts a writer's files where those of a task belong, and keeps its index to itself. A task writes the same again.
 
     ``index``: the writer's index, once it is finished. ``sizes``: bytes of each file, by its name.
     """
 
-    def __init__(self, store: Store, named: Callable[[str], str], *, whole: bool) -> None:
+    def __init__(self, store: Store, settings: ShardSettings, task: int | None) -> None:
         super().__init__([store])
-        self.named = named
-        self.whole = whole
+        self._indexed, self._single, self._task = settings.writer.indexed, settings.single, task
+        self.whole = not task
         self.index: bytes | None = None
         self.sizes: dict[str, int] = {}
+
+    def named(self, key: str) -> str:
+        """A file's name, in which is the number of its task."""
+        if not self._indexed:
+            return key.replace("part-", f"part-{self._task or 0:05}-", 1)
+        if self._task is None:
+            return key
+        if not self._single:
+            return f"{self._task:05}/{key}"
+        folder, slash, name = key.rpartition("/")  # the folder is the image's label
+        return f"{folder}{slash}{self._task:05}-{name}"
 
     def begin(
         self,
@@ -157,8 +168,7 @@ class SampleSink:
     def __init__(
         self, settings: ShardSettings, plans: Sequence[ColumnPlan], store: Store, task: int | None, first: int
     ) -> None:
-        name = _image_name if settings.single else _folder_name if settings.writer.indexed else _part_name
-        self._destination = _TaskDestination(store, name(task), whole=not task)
+        self._destination = _TaskDestination(store, settings, task)
         self._writer = _writer_for(settings, plans, self._destination, first)
         self._limit, self._single = settings.shard_samples, settings.single
         self._in_shard = 0
@@ -202,21 +212,3 @@ class SampleSink:
     def abort(self) -> None:
         """Stop."""
         self._writer.abort()
-
-
-def _part_name(task: int | None) -> Callable[[str], str]:
-    return lambda key: key.replace("part-", f"part-{task or 0:05}-", 1)
-
-
-def _folder_name(task: int | None) -> Callable[[str], str]:
-    return lambda key: key if task is None else f"{task:05}/{key}"
-
-
-def _image_name(task: int | None) -> Callable[[str], str]:
-    """The folder is the image's label, so the task goes into the file's name."""
-
-    def named(key: str) -> str:
-        folder, slash, name = key.rpartition("/")
-        return key if task is None else f"{folder}{slash}{task:05}-{name}"
-
-    return named
