@@ -154,9 +154,24 @@ class TokenLayout(ABC):
     def block(self, found: BlockInput) -> DocumentBlock:
         """Prepare a block of what was read."""
 
-    @abstractmethod
     def take(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> TokenRows:
-        """Some rows of blocks that follow each other, from amount ``inside`` of the first on."""
+        """Some rows of blocks that follow each other, from amount ``inside`` of the first on.
+
+        Default: an amount is a row of a block, see :meth:`rows_of`.
+        """
+        parts = []
+        for block in blocks:
+            stop = min(inside + count, int(block.starts[-1]))
+            rows = np.arange(inside, stop, dtype=np.int64) if block.order is None else block.order[inside:stop]
+            if rows.size:
+                parts.append(self.rows_of(block, rows))
+            count -= stop - inside
+            inside = 0
+        return TokenRows.concat(parts)
+
+    def rows_of(self, block: DocumentBlock, rows: Ids) -> TokenRows:
+        """Rows of a block, by their numbers; of layouts with the default of :meth:`take`."""
+        raise NotImplementedError
 
     def rows(self, documents: Ragged, first: int) -> LMBatch:
         """A row of each document, of which the first has the number ``first``; of layouts with ``document_rows``."""
@@ -188,21 +203,6 @@ def order_of(count: int, key: int | None) -> Ids | None:
     if key is None:
         return None
     return permute(np.arange(count, dtype=np.int64), count, key) if count else np.zeros(0, dtype=np.int64)
-
-
-def rows_of_units(
-    blocks: Sequence[DocumentBlock], inside: int, count: int, make: Callable[[DocumentBlock, Ids], TokenRows]
-) -> TokenRows:
-    """Rows that are a unit each, of blocks one after the other."""
-    parts = []
-    for block in blocks:
-        stop = min(inside + count, int(block.starts[-1]))
-        rows = np.arange(inside, stop, dtype=np.int64) if block.order is None else block.order[inside:stop]
-        if rows.size:
-            parts.append(make(block, rows))
-        count -= stop - inside
-        inside = 0
-    return TokenRows.concat(parts)
 
 
 LayoutName = Literal["concat", "pack", "pad", "truncate"]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +22,6 @@ from stoker.tokens.layouts.base import (
     RowMaker,
     TokenLayout,
     order_of,
-    rows_of_units,
     state_number,
 )
 from stoker.tokens.layouts.bin_packing import (
@@ -393,10 +392,7 @@ class PackLayout(TokenLayout):
         starts = np.arange(packed.count + 1, dtype=np.int64)
         return DocumentBlock(found.documents, found.numbers, order_of(packed.count, found.key), starts, packed)
 
-    def take(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> TokenRows:
-        return rows_of_units(blocks, inside, count, self._rows)
-
-    def _rows(self, block: DocumentBlock, rows: Ids) -> TokenRows:
+    def rows_of(self, block: DocumentBlock, rows: Ids) -> TokenRows:
         packed, width = block.packed, self.settings.seq_len
         assert packed is not None
         spans = packed.spans(rows, width)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from stoker.arguments import must_know
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.assemble import DocumentSpans, TokenRows, assemble, full_lengths, too_long_error
-from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout, order_of, rows_of_units
+from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout, order_of
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import TokenSource
@@ -37,13 +36,10 @@ class PadLayout(TokenLayout):
             found.documents, found.numbers, order_of(count, found.key), np.arange(count + 1, dtype=np.int64)
         )
 
-    def take(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> TokenRows:
-        return rows_of_units(blocks, inside, count, self._rows)
-
     def rows(self, documents: Ragged, first: int) -> LMBatch:
         return self._padded(documents, first).batch(self.settings)
 
-    def _rows(self, block: DocumentBlock, rows: Ids) -> TokenRows:
+    def rows_of(self, block: DocumentBlock, rows: Ids) -> TokenRows:
         return self._padded(block.documents.take(rows), block.numbers[rows])
 
     def _padded(self, documents: Ragged, numbers: int | Ids) -> TokenRows:
