@@ -94,12 +94,8 @@ class WorkerProcess:
 
     def receive(self) -> Any:
         """The next message; ``None`` at the end of the process."""
-        try:
-            if not self._pipe.poll() and not self._process.is_alive() and not self._pipe.poll():
-                return None
-            return self._pipe.recv()
-        except (EOFError, OSError):
-            return None
+        data = self.receive_bytes()
+        return None if data is None else pickle.loads(data)  # noqa: S301 - of our own child
 
     def has_sent(self) -> bool:
         """Whether a message is there, or the process has ended."""
