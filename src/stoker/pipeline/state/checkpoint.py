@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, Self, get_args
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import ProcessLocal
 from stoker.concurrency.shared.counters import Count, Counts
 from stoker.concurrency.threads import Threads
 from stoker.errors import FormatError, StateError, StokerError
@@ -103,6 +103,18 @@ class Checkpoint:
         return found
 
 
+class _Writing(ProcessLocal):
+    """The writing of one process: what a parent writes is not its child's to write.
+
+    ``waiting``: makes the next checkpoint. ``latest``: writes it, on a thread. ``error``: of the last one.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[Callable[[], Checkpoint]] = deque(maxlen=1)
+        self.latest: Future[None] | None = None
+        self.error: Exception | None = None
+
+
 class CheckpointFolder:
     """A folder of checkpoints, one object a rank, at any URL. The latest replaces the one before, whole or not at all.
 
@@ -113,18 +125,7 @@ class CheckpointFolder:
         self._store: Store = open_store(url, options)
         self._counts = counts
         self._threads = Threads(1, "checkpoint")
-        self._reset()
-        reset_in_children(self)
-
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: what the parent writes is not the child's to write."""
-        self._reset()
-
-    def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: Callable[[], Checkpoint] | None = None
-        self._under_way: Future[None] | None = None
-        self._error: Exception | None = None
+        self._writing = _Writing()
 
     def url_of(self, rank: int) -> str:
         """The URL of a rank's checkpoint."""
@@ -132,10 +133,8 @@ class CheckpointFolder:
 
     def save_soon(self, make: Callable[[], Checkpoint]) -> None:
         """Make and write a checkpoint on a thread; if one is being written, after it, in place of any that waits."""
-        with self._lock:
-            self._waiting = make
-            if self._under_way is None:
-                self._under_way = self._threads.submit(self._write_all)
+        self._writing.waiting.append(make)
+        self._writing.latest = self._threads.submit(self._write)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint now. StorageError if it can not be written."""
@@ -158,11 +157,10 @@ class CheckpointFolder:
 
     def flush(self, timeout: float = 60.0) -> None:
         """Wait until all that was asked for is written. StorageError if the last one could not be written."""
-        with self._lock:
-            under_way = self._under_way
-        if under_way is not None:
-            under_way.result(timeout)
-        error, self._error = self._error, None
+        writing = self._writing
+        if writing.latest is not None:
+            writing.latest.result(timeout)
+        error, writing.error = writing.error, None
         if error is not None:
             raise error
 
@@ -174,19 +172,16 @@ class CheckpointFolder:
             logger.warning("the last checkpoint was not written: %s", error)
         self._threads.close()
 
-    def _write_all(self) -> None:
-        while True:
-            with self._lock:
-                make, self._waiting = self._waiting, None
-                if make is None:
-                    self._under_way = None
-                    return
-            try:
-                self._put(make())
-                self._error = None
-            except Exception as error:  # noqa: BLE001 - raised by flush
-                self._error = error
-                logger.warning("a checkpoint could not be written: %s", error)
+    def _write(self) -> None:
+        writing = self._writing
+        if not writing.waiting:  # only this thread takes one: a later one was written in its place
+            return
+        try:
+            self._put(writing.waiting.pop()())
+            writing.error = None
+        except Exception as error:  # noqa: BLE001 - raised by flush
+            writing.error = error
+            logger.warning("a checkpoint could not be written: %s", error)
 
     def _put(self, checkpoint: Checkpoint) -> None:
         try:
