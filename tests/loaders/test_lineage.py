@@ -206,8 +206,8 @@ def test_a_sample_is_found_where_it_lies(data: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"step": -1}, "numbered from 0"),
-        ({"step": 0, "epoch": -1}, "numbered from 0"),
+        ({"step": -1}, "step must be at least 0"),
+        ({"step": 0, "epoch": -1}, "epoch must be at least 0"),
         ({"step": 0, "rank": 2}, "expected 0 to 1"),
         ({"step": 10**9}, "every rank has 13 steps"),
         ({"step": 0, "rank": 2, "world_size": 3, "batch_size": 0}, "batch_size must be at least 1"),

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final, Literal, Unpack
 
-from stoker.arguments import checked, must_be
+from stoker.arguments import at_least, checked, must_be
 from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared.counters import Counts
@@ -25,6 +25,7 @@ from stoker.loaders.trainers.lightning_progress import follow_lightning, load_fo
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.sample_order import EpochPosition, Run
+from stoker.order.step import ranks_asked
 from stoker.pipeline.ranks.data_rank import DataRankFinder, Replication
 from stoker.pipeline.state.resume import Progress, ResumeState
 from stoker.pipeline.stats.stats import StreamStats
@@ -269,18 +270,15 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         Raises:
             ConfigError: there is no such step, rank or epoch, or no such number after a resume with other global batches.
         """
+        at_least(0, step=step, epoch=epoch)
         mine = self._data_rank()
-        if step < 0 or (epoch is not None and epoch < 0):
-            raise ConfigError(f"step and epoch are numbered from 0, got step={step}, epoch={epoch}")
-        if rank is not None and not 0 <= rank < mine.world_size:
-            raise ConfigError(f"rank={rank}: {mine.world_size} ranks read different rows, numbered from 0")
         point = self._resume.upcoming() if self._progress is None else self._progress.position
         if epoch is not None and epoch != point.epoch:
             point = EpochPosition(epoch)
         return documents_of_step(
             self._builder,
             lambda at, number: self._resume.run(at, replace(mine, rank=number)),
-            range(mine.world_size) if rank is None else [rank],
+            ranks_asked(rank, mine.world_size),
             point,
             step,
             self.batch_size,

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.cluster import World
 from stoker.concurrency.spans.recorder import note_settings
 from stoker.errors import ConfigError, StateError, StokerError, TransformError
@@ -280,8 +280,7 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, CloseOnExit):
             ConfigError: there is no such step, rank or epoch, or no such number after a resume with other global batches;
                 samples come one by one; or it is leased work, or a replay.
         """
-        if step < 0 or (epoch is not None and epoch < 0):
-            raise ConfigError(f"step and epoch are numbered from 0, got step={step}, epoch={epoch}")
+        at_least(0, step=step, epoch=epoch)
         return self._worker.source.step_samples(step, rank, epoch, since_resume=since_resume)
 
     # -- stats, end ------------------------------------------------------------------------------------------------

@@ -31,6 +31,13 @@ class StepSamples:
     ids: Ids
 
 
+def ranks_asked(rank: int | None, world_size: int) -> Sequence[int]:
+    """The ranks that are asked about, ``None``: all. ConfigError for one that is not in the world."""
+    if rank is not None and not 0 <= rank < world_size:
+        raise ConfigError(f"rank={rank}: expected 0 to {world_size - 1}, the ranks that read different samples")
+    return range(world_size) if rank is None else [rank]
+
+
 def samples_of_step(
     run_of: Callable[[EpochPosition, int], Run],
     table: ShardTable,

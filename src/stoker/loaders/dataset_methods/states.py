@@ -243,8 +243,7 @@ class DatasetStates(DatasetBase):
         Raises:
             ConfigError: there is no such step, rank or epoch, or no such number after a resume with other global batches.
         """
-        if step < 0 or (epoch is not None and epoch < 0):
-            raise ConfigError(f"step and epoch are numbered from 0, got step={step}, epoch={epoch}")
+        at_least(0, step=step, epoch=epoch)
         at_least(1, batch_size=batch_size)
         size = batch_size or self.batch_size or 1
         return self._opened.reader.step(step, rank, epoch, size, world_size, since_resume=since_resume).ids

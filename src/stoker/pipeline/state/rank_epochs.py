@@ -10,7 +10,7 @@ from stoker.arguments import at_least
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import REMEDY, OuterDivision
-from stoker.errors import ConfigError, StateError
+from stoker.errors import StateError
 from stoker.order.sample_order import DataRank, EpochPosition, Plan, SampleOrder
 from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.state.resume import ResumeState
@@ -89,17 +89,14 @@ class RankEpochs:
         resumed.
         """
         mine = self._data_rank_of(world, batch_size)
-        if rank is not None and not 0 <= rank < mine.world_size:
-            raise ConfigError(
-                f"rank={rank}: expected 0 to {mine.world_size - 1}, the ranks that read different samples"
-            )
-        point = self._resume.latest(epoch, mine, begun_here=world is None)
-        from stoker.order.step import samples_of_step
+        from stoker.order.step import ranks_asked, samples_of_step
 
+        ranks = ranks_asked(rank, mine.world_size)
+        point = self._resume.latest(epoch, mine, begun_here=world is None)
         return samples_of_step(
             lambda at, number: self._resume.run(at, replace(mine, rank=number)),
             self.pool.index.table,
-            range(mine.world_size) if rank is None else [rank],
+            ranks,
             point,
             step,
             since_resume=since_resume,

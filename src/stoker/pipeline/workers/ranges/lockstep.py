@@ -15,7 +15,7 @@ from stoker.order.capabilities import with_epoch_start
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
-from stoker.order.step import samples_of_step
+from stoker.order.step import ranks_asked, samples_of_step
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.columns import batch_length
 from stoker.pipeline.state.resume import check_not_empty, others_have_more, resume_point, run_from
@@ -95,7 +95,7 @@ class LockstepSource(RangeSource):
                 "ids_of() needs batches, and this loader delivers single samples: set batch_size= in the config, or let the "
                 "dataset add a column of ids, read=ReadOptions(ids=...)"
             )
-        ranks, point = self._check_rank(rank), self._origin
+        ranks, point = ranks_asked(rank, self._config.world_size), self._origin
         if epoch is not None and epoch != point.epoch:
             point = EpochPosition(epoch)
         point = with_epoch_start(self.sample_order, point, self._data_rank)

@@ -17,6 +17,7 @@ from stoker.coordination.plan_log import Generation, PlanLog, apportion
 from stoker.errors import ConfigError, StateError
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.native import NativeOrder
+from stoker.order.step import ranks_asked
 from stoker.pipeline.state.state import check_same_order
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
@@ -112,7 +113,7 @@ class PlannedSource(RangeSource):
 
     def step_samples(self, step: int, rank: int | None, epoch: int | None, *, since_resume: bool = False) -> Ids:
         """See the base class: by the plan as it stands, from the epoch's beginning."""
-        ranks, plan = self._check_rank(rank), self._current.plan
+        ranks, plan = ranks_asked(rank, self._config.world_size), self._current.plan
         if since_resume:
             raise ConfigError("ids_of: since_resume: by a plan steps are counted from the epoch's beginning alone")
         if epoch is not None and epoch != self.epoch:

@@ -172,13 +172,6 @@ class RangeSource(ABC):
             "record: ids= of the dataset delivers the id of each, last_positions() positions, assignment() who had which"
         )
 
-    def _check_rank(self, rank: int | None) -> Sequence[int]:
-        """The ranks that are asked about."""
-        world = self._config.world_size
-        if rank is not None and not 0 <= rank < world:
-            raise ConfigError(f"rank={rank}: expected 0 to {world - 1}, the ranks that read different samples")
-        return range(world) if rank is None else [rank]
-
     @property
     def remainder(self) -> WorkerRemainder:
         """The behaviour of ranks that run out before others: see ``StreamingConfig.remainder``."""
