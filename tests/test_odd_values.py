@@ -90,14 +90,14 @@ ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "rename to nothing": (lambda _: Chain().rename({"id": ""}), "name must not be empty"),
     "lookahead": (
         lambda data: LMStream(StreamingDataset(data), "tokens", 2, 4, lookahead=0),
-        "lookahead must be at least 1 document, got 0",
+        "lookahead must be at least 1, got 0",
     ),
     "token_dtype": (
         lambda data: LMStream(StreamingDataset(data), "tokens", 2, 4, token_dtype="float32"),
         "token_dtype='float32': tokens are integers",
     ),
     "merge_index(())": (lambda _: merge_index(()), r"the root is empty, \(\)"),
-    "convert(shuffle='')": (lambda data: convert(data, f"{data}-to", shuffle=""), "shuffle='' is unknown"),
+    "convert(shuffle='')": (lambda data: convert(data, f"{data}-to", shuffle=""), "shuffle '' is unknown"),
     "verify(format='')": (lambda data: verify(data, format=""), "''"),
     "verify(memory=0)": (lambda data: verify(data, memory=0), "memory must be at least 1, got 0"),
     "verify(format_options=)": (

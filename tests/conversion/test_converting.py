@@ -613,7 +613,7 @@ def test_the_command_converts_and_tells_scripts_what_it_did(
         ({"columns": {"id": "integer"}}, "encoding 'integer' is unknown"),
         ({"split": {"a": 0.5, "b": 0.4}}, r"shares make 0\.9, not 1"),
         ({"split": {"a/b": 1}}, "can not be the name of a directory"),
-        ({"shuffle": "well"}, "shuffle='well' is unknown; known: none, block, shard, global"),
+        ({"shuffle": "well"}, "shuffle 'well' is unknown; known: none, block, shard, global"),
         ({"transform": "nomodule"}, "is not MODULE:NAME: write transform=module:function"),
         ({"transform": "nomodule_at_all:f"}, "can not be imported"),
         ({"compression": "lzma9"}, "lzma9"),

@@ -143,7 +143,7 @@ def test_the_checks_find_engines_that_do_not(fault: type[_Broken], tmp_path: Pat
         ("etcd://host", "no engine is called 'etcd'"),
         ("/a/path", "no engine is called ''"),
         ("sqlite:///nowhere/at/all/run.db", "no folder /nowhere/at/all"),
-        ("memory://x?y=1", "unknown option 'y'"),
+        ("memory://x?y=1", "option 'y' is unknown"),
     ],
 )
 def test_urls_that_are_no_engine_are_errors(url: str, said: str) -> None:

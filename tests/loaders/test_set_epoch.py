@@ -37,7 +37,7 @@ def test_it_names_the_next_epoch(make: Callable[[], StreamingDataset]) -> None:
     assert ids(other) == epochs[0]
     other.set_epoch(1)
     assert ids(other) == epochs[1]
-    with pytest.raises(errors.ConfigError, match="count from 0"):
+    with pytest.raises(errors.ConfigError, match="epoch must be at least 0"):
         other.set_epoch(-1)
 
 

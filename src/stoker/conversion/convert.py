@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
-from stoker.arguments import at_least, checked
+from stoker.arguments import at_least, checked, must_know
 from stoker.concurrency.processes import TaskProcesses
 from stoker.concurrency.ray_tasks import on_ray
 from stoker.concurrency.shared.counters import Counts
@@ -290,8 +290,7 @@ def convert(
     settings = settings_of(to, compression, hashes, size_limit, shard_samples)
     parts = parts_of(split)
     order: str = "global" if shuffle is True else "none" if shuffle is False else shuffle
-    if order not in SHUFFLES:
-        raise ConfigError(f"shuffle={order!r} is unknown; known: {', '.join(SHUFFLES)}")
+    must_know("shuffle", [order], SHUFFLES)
     bad_samples = check_bad_samples(on_bad_sample)
     handling = SampleHandling(load_transform(transform), decode, dict(fill or {}), drop_nulls, bad_samples)
     target = target_of(source, destination)

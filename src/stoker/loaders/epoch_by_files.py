@@ -8,7 +8,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError
 from stoker.order.sample_order import DataRank, EpochPosition, Plan
@@ -149,8 +149,7 @@ class EpochByFiles:
     @checked
     def reset_epoch(self, epoch: int) -> None:
         """Let the next iteration deliver this epoch from its beginning. One that is running ends with a ``StateError``."""
-        if epoch < 0:
-            raise ConfigError(f"epoch {epoch}: epochs count from 0")
+        at_least(0, epoch=epoch)
         self._go_to(EpochPosition(epoch))
 
     @checked

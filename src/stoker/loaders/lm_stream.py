@@ -131,9 +131,7 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
         lookahead: int = 8192,
         **options: Unpack[LMOptions],
     ) -> None:
-        at_least(1, batch_size=batch_size)
-        if lookahead < 1:
-            raise ConfigError(f"lookahead must be at least 1 document, got {lookahead}")
+        at_least(1, batch_size=batch_size, lookahead=lookahead)
         if token_dtype is not None and np.dtype(token_dtype).kind not in "iu":
             raise ConfigError(f"token_dtype={token_dtype!r}: tokens are integers, like uint16")
         self._settings = LMSettings(seq_len, **options)

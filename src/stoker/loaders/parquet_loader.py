@@ -478,6 +478,5 @@ def _check_read(read: ReadOptions) -> int:
                 f"StreamingParquetLoader: ReadOptions({name}=) has no meaning for tokens, which are decoded into batches: "
                 "leave it out"
             )
-    if read.read_threads == 0:
-        raise ConfigError("StreamingParquetLoader: read_threads=0: at least 1, as row groups are decoded by threads")
+    at_least(1, read_threads=read.read_threads)  # which decode row groups
     return read.read_threads or 1

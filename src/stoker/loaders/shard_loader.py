@@ -233,8 +233,7 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, CloseOnExit):
             Samples that are ready; fewer than asked for where no more are left, or in time.
         """
         wanted = self.config.prefetch_buffer_size if samples is None else samples
-        if wanted < 0:
-            raise ConfigError(f"prefetch: samples must be at least 0, got {samples}")
+        at_least(0, samples=wanted)
         return self._worker.prefetch(wanted, timeout)
 
     def reset(self) -> None:

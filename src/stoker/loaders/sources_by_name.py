@@ -14,7 +14,6 @@ from stoker.catalog.tables.open_table import find_version
 from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import OnBadFiles
 from stoker.concurrency.spans.recorder import Stage, span
-from stoker.display import unknown_name
 from stoker.errors import ConfigError, StateError
 from stoker.loaders.epoch_by_files import EpochByFiles
 from stoker.order.global_batches import Remainder
@@ -177,9 +176,7 @@ class SourcesByName(EpochByFiles):
 
 def _on_bad_files(format_options: Mapping[str, Any] | None) -> OnBadFiles:
     """The one setting of Parquet that a loader of tokens has."""
-    for name in format_options or ():
-        if name != "on_bad_files":
-            raise ConfigError(f"StreamingParquetLoader: {unknown_name('format_options', name, ['on_bad_files'])}")
+    must_know("format_options", format_options or (), ["on_bad_files"], "StreamingParquetLoader: ")
     given = (format_options or {}).get("on_bad_files", "error")
     chosen: OnBadFiles = check_argument("StreamingParquetLoader", "on_bad_files", OnBadFiles, given)
     return chosen

@@ -184,7 +184,7 @@ def check_rank(rank: int, world_size: int, batch_size: int = 1) -> None:
     """Check that a rank is one of a world, and its batches have samples. ConfigError if it is not, or they have none."""
     at_least(1, batch_size=batch_size)
     if not 0 <= rank < world_size:
-        raise ConfigError(f"rank {rank} is not in a world of {world_size}")
+        raise ConfigError(f"rank {rank} is not in a world of {world_size}: ranks are numbered from 0 to world_size - 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from stoker.arguments import checked
+from stoker.arguments import checked, must_be
 from stoker.errors import ConfigError
 from stoker.storage.files.regular import open_regular, read_regular
 from stoker.types import Batch, Ids
@@ -75,8 +75,7 @@ def train_validation_split(validation: Fraction | float = 0.1, seed: int = 0) ->
     {'split': ['3/4', '1'], 'seed': 0}
     """
     border = 1 - _fraction(validation, "validation")
-    if not 0 < border < 1:
-        raise ConfigError(f"validation must be between 0 and 1, got {validation!r}")
+    must_be("between 0 and 1", 0 < border < 1, validation=validation)
     return HashSplit(Fraction(0), border, seed), HashSplit(border, Fraction(1), seed)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from stoker.arguments import must_know
-from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.order.by_length import ByLengthOrder, Lengths
@@ -38,8 +37,7 @@ class OrderOptions(OrderChoices):
         if self.shuffle_algo is not None and self.shuffle_algo not in SHUFFLES:
             from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
 
-            if self.shuffle_algo not in MOSAICML_SHUFFLES:
-                raise ConfigError(unknown_name("shuffle_algo", self.shuffle_algo, (*SHUFFLES, *MOSAICML_SHUFFLES)))
+            must_know("shuffle_algo", [self.shuffle_algo], (*SHUFFLES, *MOSAICML_SHUFFLES))
 
     @property
     def foreign(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stoker.display import unknown_name
+from stoker.arguments import must_know
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.entries import ColumnKind, column_kinds
@@ -32,7 +32,7 @@ def disagreement(streams: Streams, columns: Sequence[str] | None) -> str:
     first, others = different[0], different[1:]
     for name in columns or ():
         if not any(name in one.kinds for one in different):
-            raise ConfigError(f"columns: {unknown_name('column', name, first.kinds)}")
+            must_know("column", [name], first.kinds, "columns: ")
     for other in others:
         differing = _differing(first.kinds, other.kinds, columns)
         if not differing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
-from stoker.display import unknown_name
+from stoker.arguments import must_know
 from stoker.errors import ConfigError
 from stoker.streams.streams import Stream
 
@@ -45,8 +45,7 @@ class StreamRegistry:
 
     def get(self, name: str) -> type[Stream]:
         """The class of a name. ConfigError if there is none."""
-        if name not in self._classes:
-            raise ConfigError(unknown_name("stream_name", name, self._classes))
+        must_know("stream_name", [name], self._classes)
         return self._classes[name]
 
 

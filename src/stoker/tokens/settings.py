@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike
 
 from stoker.arguments import at_least, checked, must_be
 from stoker.errors import ConfigError
+from stoker.order.sample_order import check_rank
 
 _LONGEST: Final = (1 << 31) - 1
 
@@ -45,11 +46,7 @@ class ShardConfig:
     seed: int = 42
 
     def __post_init__(self) -> None:
-        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
-            raise ConfigError(
-                f"ShardConfig: rank {self.rank} is not in a world of {self.world_size}: ranks are numbered from 0 to "
-                "world_size - 1"
-            )
+        check_rank(self.rank, self.world_size)
 
     @classmethod
     def single(cls) -> ShardConfig:

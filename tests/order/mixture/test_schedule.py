@@ -187,7 +187,7 @@ def test_nonsense_is_refused(points: dict[int | str, dict[str, float]], message:
 
 
 def test_interpolation_in_no_number_of_steps_is_refused() -> None:
-    with pytest.raises(ConfigError, match="interpolate must be a number of steps, not negative, got -1"):
+    with pytest.raises(ConfigError, match="interpolate must be at least 0, got -1"):
         Schedule.parse({0: {"a": 1}}, interpolate=-1)
 
 

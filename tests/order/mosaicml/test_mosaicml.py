@@ -308,7 +308,7 @@ def test_states_of_old_versions_lack_the_first_run_s_nodes() -> None:
         (lambda: Mixture.resolve([np.array([3])] * 2, [StreamWeight(1), StreamWeight()]), "can not be mixed"),
         (lambda: Mixture.resolve([np.array([3])], [StreamWeight(choose=2)], 5), "needs proportion="),
         (lambda: Mixture.resolve([np.array([3]), np.array([0])]), "stream 1 has no samples"),
-        (lambda: MosaicmlSettings(4, 1, batching_method="any"), "batching_method='any' is unknown"),
+        (lambda: MosaicmlSettings(4, 1, batching_method="any"), "batching_method 'any' is unknown"),
         (lambda: MosaicmlWorld(4, 2, 2), "rank 4 is not in a world of 2 x 2"),
     ],
 )

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import ClassVar, Final, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
-from stoker.arguments import must_be
+from stoker.arguments import must_be, must_know
 from stoker.concurrency.forks import ProcessLock
 from stoker.display import redact_url
 from stoker.errors import ConfigError
@@ -112,9 +112,7 @@ def _engine_of(scheme: str, url: str) -> Callable[..., CoordinationStore]:
 def options_of(url: str, known: Mapping[str, str]) -> dict[str, str]:
     """Options after the question mark, with defaults for those that are not given."""
     given = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise ConfigError(f"{url!r}: unknown option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
+    must_know("option", given, known, f"{redact_url(url)!r}: ")
     return {**known, **given}
 
 

@@ -227,7 +227,7 @@ class OpenShard:
         self._shelf = Shelf()
 
     def kept(self, name: str, decode: Callable[[], Sized]) -> Any:
-        """What was decoded under a name, now or before; it is kept as long as decoded memory has room."""
+        """The value that is decoded under a name, now or before; it is kept as long as decoded memory has room."""
         return memory_of(self.options.decoded_bytes).get(self._shelf, name, decode)
 
     def wanted(self, columns: Sequence[str] | None) -> list[str]:

@@ -7,10 +7,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stoker.arguments import at_least
+from stoker.arguments import at_least, must_be, must_know
 from stoker.cluster import World
 from stoker.concurrency.spans.recorder import Stage, span
-from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.common.entries import column_names
 from stoker.loaders.dataset_methods.opened import OpenDataset
@@ -123,8 +122,7 @@ def check_sizes(batch_size: int | None, predownload: int | None, epoch_size: int
     at_least(1, batch_size=batch_size)
     at_least(0, predownload=predownload)
     length = None if epoch_size is None else parse_count(epoch_size, "epoch_size")
-    if length == 0:
-        raise ConfigError(f"epoch_size must be at least 1 sample, got {epoch_size!r}")
+    must_be("at least 1 sample", length != 0, epoch_size=epoch_size)
     if predownload is not None and batch_size is not None and predownload < batch_size:
         warnings.warn(
             f"predownload={predownload} is less than batch_size={batch_size}: each batch waits for its shards. Leave "
@@ -146,8 +144,7 @@ def _check_columns(streams: Streams, columns: Sequence[str] | None, ids: str | N
         if not columns:
             raise ConfigError("columns is empty: name at least one, or leave it out for all")
     known = index.columns if len(index.shards) else columns or ()  # of no shards none are known
-    if unknown := set(columns or ()) - set(known):
-        raise ConfigError(f"columns: {unknown_name('column', min(unknown), known)}")
+    must_know("column", columns or (), known, "columns: ")
     stored = dict.fromkeys(name for one in index.distinct_shards for name in column_names(one))
     if ids is not None and (not ids or ids in stored):
         raise ConfigError(

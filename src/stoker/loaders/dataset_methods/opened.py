@@ -155,7 +155,7 @@ class BatchSize:
 
     @staticmethod
     def user(owner: Any) -> str:
-        """What counts batches of this object; empty if nothing does."""
+        """The name of what counts batches of this object; empty if nothing does."""
         return str(owner.__dict__.get("_batches_for", ""))
 
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked
 from stoker.errors import ConfigError
 from stoker.units import parse_count
 
@@ -186,8 +186,7 @@ class Schedule:
         """
         if not points:
             raise ConfigError("a schedule needs at least the weights that hold from 0 on")
-        if interpolate < 0:
-            raise ConfigError(f"interpolate must be a number of steps, not negative, got {interpolate!r}")
+        at_least(0, interpolate=interpolate)
         read: list[tuple[int | str, tuple[tuple[str, float], ...]]] = []
         for time, weights in points.items():
             epochs = _epochs(time)

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.arguments import must_be
 from stoker.errors import ConfigError
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
@@ -37,8 +38,7 @@ class StreamWeight:
         if len(given) > 1:
             raise ConfigError(f"a stream has one of proportion, repeat and choose, not {' and '.join(given)}")
         for name, value in given.items():
-            if not 0 <= value < float("inf"):
-                raise ConfigError(f"{name} must not be negative, got {value}")
+            must_be("a number, not negative", 0 <= value < float("inf"), **{name: value})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stoker.arguments import at_least
+from stoker.arguments import at_least, must_know
 from stoker.errors import ConfigError, StateError
 from stoker.order.mixture.weights import BATCHING_METHODS, SAMPLING_METHODS
 from stoker.order.mosaicml.partition import PARTITIONS
@@ -110,8 +110,7 @@ class MosaicmlSettings:
             ("partition_algo", PARTITIONS),
             ("batching_method", BATCHING_METHODS),
         ):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown; known: {', '.join(known)}")
+            must_know(name, [getattr(self, name)], known)
         at_least(1, batch_size=self.batch_size, num_canonical_nodes=self.num_canonical_nodes)
         at_least(1, sampling_granularity=self.sampling_granularity)
         at_least(0, shuffle_seed=self.shuffle_seed)

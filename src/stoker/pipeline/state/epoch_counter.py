@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.arguments import at_least
 from stoker.cluster import LoaderWorker
 from stoker.cluster.call_stack import callers
 from stoker.concurrency.forks import alive
@@ -382,8 +383,7 @@ class NamedEpochs:
 
         ConfigError if there is no such epoch. Gives whether that is another position than where it would have begun.
         """
-        if epoch < 0:
-            raise ConfigError(f"set_epoch({epoch}): epochs count from 0")
+        at_least(0, epoch=epoch)
         if self._accelerate.advance_if_finished(epoch):
             return False
         before = self._clock.peek()

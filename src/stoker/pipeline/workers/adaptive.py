@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 import numpy as np
 
-from stoker.arguments import checked
+from stoker.arguments import checked, must_be
 from stoker.coordination.checkpoint import Assignment
 from stoker.errors import ConfigError
 from stoker.order.native import NativeOrder
@@ -70,8 +70,8 @@ class Adaptive:
                     "Adaptive: an elastic base has no parts that could be moved: leave rebalance_threshold out, or give a "
                     "static base such as RoundRobin()"
                 )
-            if not 0 <= rebalance_threshold < float("inf"):
-                raise ConfigError(f"rebalance_threshold must be a number from 0, got {rebalance_threshold}")
+            fits = 0 <= rebalance_threshold < float("inf")
+            must_be("a number from 0", fits, rebalance_threshold=rebalance_threshold)
         elif base.static:
             rebalance_threshold = _THRESHOLD
         object.__setattr__(self, "base", base)

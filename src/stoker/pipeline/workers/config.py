@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 from stoker.arguments import at_least, checked
 from stoker.cluster import World
 from stoker.coordination.records import CoordinationSettings
 from stoker.display import redact_url
 from stoker.errors import ConfigError
-from stoker.order.global_batches import Remainder, WorkerRemainder
+from stoker.order.global_batches import WorkerRemainder
 from stoker.order.partition import Elastic, Partition
+from stoker.order.sample_order import check_rank
 from stoker.pipeline.workers.adaptive import Adaptive
 from stoker.types import StorageOptions
 
@@ -171,10 +172,6 @@ class StreamingConfig:
             ConfigError: they do not; names what contradicts what.
         """
         self._check_numbers()
-        if self.remainder is not None and self.remainder not in (*get_args(Remainder), "join"):
-            raise ConfigError(f"remainder must be one of pad, drop, uneven, join, got {self.remainder!r}")
-        if self.commit not in get_args(CommitWhen):
-            raise ConfigError(f"commit must be 'next' or 'explicit', got {self.commit!r}")
         self._check_plan()
         if self.remainder == "join" and self.batch_size is None:
             raise ConfigError("remainder='join' flags batches: give batch_size=")
@@ -202,10 +199,7 @@ class StreamingConfig:
 
     def _check_numbers(self) -> None:
         at_least(1, world_size=self.world_size)
-        if not 0 <= self.rank < self.world_size:
-            raise ConfigError(
-                f"rank {self.rank} is not in a world of {self.world_size}: ranks are numbered from 0 to world_size - 1"
-            )
+        check_rank(self.rank, self.world_size)
         at_least(0, prefetch_buffer_size=self.prefetch_buffer_size)
         at_least(1, batch_size=self.batch_size, global_batch_size=self.global_batch_size)
         at_least(1, checkpoint_interval=self.checkpoint_interval, replication_factor=self.replication_factor)
