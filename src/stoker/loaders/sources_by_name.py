@@ -131,7 +131,7 @@ class SourcesByName(EpochByFiles):
         if ahead:
             raise ConfigError(
                 "workers of a DataLoader, or the trainer around this loader, have already read batches with the old weights: "
-                "iterate over this loader itself, with ReadOptions(read_threads=) for speed, or pass a Schedule as weights="
+                "iterate over this loader itself, call set_weights() of a StreamingDataLoader, or pass a Schedule as weights="
             )
         return self._resume.state(self._resume.here(), self._data_rank())
 
