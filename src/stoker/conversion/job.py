@@ -357,8 +357,8 @@ def _notes(job: ConversionJob, store: Store) -> dict[int, dict[str, Any]]:
 
 
 def _complete(job: ConversionJob, note: Mapping[str, Any], there: Mapping[str, int]) -> bool:
-    if note.get("identity") != job.identity:
-        return False
+    if note.get("identity") != job.identity or not all("files" in split for split in note["splits"]):
+        return False  # another job's, or of a version whose notes did not name files
     for split in note["splits"]:
         prefix = f"{split['name']}/" if split["name"] else ""
         for name, size in split["files"].items():

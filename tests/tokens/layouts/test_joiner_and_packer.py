@@ -76,7 +76,7 @@ def test_joining_continues_after_any_batch_with_batches_of_any_size(
 
 def test_what_does_not_fill_the_last_row_can_be_left_out() -> None:
     joiner = Joiner(LMSettings(4), 2)
-    batches = [*joiner.feed(ragged(numbered([7, 7]))), *joiner.finish()]
+    batches = [*joiner.feed(ragged(numbered([7, 7]))), *joiner.finish(remainder=False)]
     assert [len(one) for one in batches] == [2, 1]
     assert all(one.attention_mask.all() for one in batches)
 

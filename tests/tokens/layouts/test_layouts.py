@@ -17,20 +17,29 @@ from stoker.tokens import LMSettings, Ragged, best_fit, pad, stream_starts, wind
 from stoker.tokens.layouts.base import make_layout
 
 
-@given(data=st.data(), lengths=lengths_lists, seq_len=st.integers(1, 12))
-def test_pad_gives_each_document_a_row_and_counts_what_it_cuts(data: Any, lengths: list[int], seq_len: int) -> None:
+@given(data=st.data(), lengths=lengths_lists, seq_len=st.integers(1, 12), side=st.sampled_from(["left", "right"]))
+def test_pad_gives_each_document_a_row_and_counts_what_it_cuts(
+    data: Any, lengths: list[int], seq_len: int, side: Literal["left", "right"]
+) -> None:
     how = data.draw(settings_of(seq_len))
     documents = whole(numbered(lengths), how.eos_id)
-    batch = pad(ragged(numbered(lengths)), how, too_long="truncate")
+    batch = pad(ragged(numbered(lengths)), how, too_long="truncate", side=side)
     check_batch(batch, documents, how)
     assert batch.shape == (len(lengths), seq_len)
     for row, one in enumerate(documents):
         kept = batch.input_ids[row][batch.attention_mask[row]].tolist()
         assert kept == one[:seq_len]
         if kept:
-            assert batch.attention_mask[row, 0]
+            assert batch.attention_mask[row, 0 if side == "right" else -1]
     assert batch.cut_documents == sum(len(one) > seq_len for one in documents)
     assert batch.cut_tokens == sum(max(0, len(one) - seq_len) for one in documents)
+
+
+def test_pad_to_the_longest_is_no_wider_than_it_must_be() -> None:
+    how = LMSettings(100, pad_id=PAD)
+    assert pad(ragged(numbered([3, 9, 0])), how, longest=True).shape == (3, 9)
+    assert pad(ragged(numbered([3, 9, 0])), how, longest=True, multiple=8).shape == (3, 16)
+    assert pad(ragged(numbered([3, 99])), how, longest=True, multiple=64).shape == (2, 100)
 
 
 def test_a_document_that_is_too_long_is_named() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.storage import open_store
-from stoker.tokens import MegatronFile, MegatronWriter, Ragged, RawSource, RawTokens
+from stoker.tokens import LMSettings, MegatronFile, MegatronWriter, Ragged, RawSource, RawTokens, windows
 
 
 def megatron(path: Path, sequences: list[list[int]], borders: list[int], code: int = 8, dtype: str = "<u2") -> None:
@@ -45,6 +45,7 @@ def test_megatron_files_are_read_by_sequence_and_by_document(
     assert (len(opened), opened.num_documents, opened.num_tokens, opened.dtype) == (5, 3, 10, np.dtype(dtype))
     assert lists(opened.read()) == sequences
     assert lists(opened.read(1, 4)) == sequences[1:4]
+    assert lists(opened.take(np.array([4, 0, 4]))) == [sequences[4], sequences[0], sequences[4]]
     assert lists(opened.documents()) == [[1, 2, 3, 4], [], [5, 6, 7, 8, 9, 10]]
     assert lists(opened.documents(1, 3)) == [[], [5, 6, 7, 8, 9, 10]]
     assert not opened.read(1, 4).values.flags.owndata
@@ -169,16 +170,20 @@ def test_cut_and_missing_files_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_raw_tokens_are_one_array_that_is_cut_into_rows(tmp_path: Path, dtype: str) -> None:
+def test_raw_tokens_are_one_long_document_or_those_that_end_with_eos(tmp_path: Path, dtype: str) -> None:
     path = tmp_path / "train.bin"
-    np.array([5, 6, 0, 7, 0, 8, 9], dtype).tofile(path)
+    np.array([5, 6, 0, 7, 0, 8], dtype).tofile(path)
     raw = RawTokens(path, dtype)
-    assert (len(raw), raw.tokens.tolist()) == (7, [5, 6, 0, 7, 0, 8, 9])
-    assert not raw.tokens.flags.owndata
-    (documents,) = RawSource(path, dtype, row_tokens=3).chunks(0)
-    assert lists(documents) == [[5, 6, 0], [7, 0, 8], [9]]
+    assert len(raw) == 6
+    assert lists(raw.read()) == [[5, 6, 0, 7, 0, 8]]
+    assert lists(raw.read(2, 4)) == [[0, 7]]
+    assert lists(raw.documents(0)) == [[5, 6, 0], [7, 0], [8]]
+    assert lists(raw.documents(8)) == [[5, 6, 0, 7, 0, 8]]
+    assert not raw.read().values.flags.owndata
+    batch = windows(raw.documents(0), 0, 2, LMSettings(3))
+    assert batch.labels.tolist() == [[6, 0, -100], [0, -100, -100]]
     path.write_bytes(b"")
-    assert RawTokens(path, dtype).tokens.tolist() == []
+    assert lists(RawTokens(path, dtype).documents(0)) == []
 
 
 def test_a_header_of_raw_tokens_is_seen_and_can_be_left_out(tmp_path: Path) -> None:
@@ -188,7 +193,7 @@ def test_a_header_of_raw_tokens_is_seen_and_can_be_left_out(tmp_path: Path) -> N
     path.write_bytes(head.tobytes() + np.array([1, 2, 3, 4], "<u2").tobytes())
     with pytest.raises(CorruptDataError, match="pass header_bytes=1024"):
         RawTokens(path, "uint16")
-    assert RawTokens(path, "uint16", header_bytes=1024).tokens.tolist() == [1, 2, 3, 4]
+    assert lists(RawTokens(path, "uint16", header_bytes=1024).read()) == [[1, 2, 3, 4]]
 
 
 def test_raw_tokens_that_can_not_be_are_reported(tmp_path: Path) -> None:
@@ -200,6 +205,8 @@ def test_raw_tokens_that_can_not_be_are_reported(tmp_path: Path) -> None:
             RawTokens(path, dtype)
     with pytest.raises(ObjectNotFoundError):
         RawTokens(tmp_path / "no", "uint16")
+    with pytest.raises(ConfigError, match="has 5 tokens: there are no tokens"):
+        RawTokens(path, "uint8").read(3, 9)
 
 
 def test_a_pair_of_files_is_not_overwritten_wherever_it_lies(tmp_path: Path) -> None:

@@ -248,13 +248,16 @@ class Joiner:
             self._tokens += int(starts[-1])
         return self._batches(whole=True)
 
-    def finish(self) -> Iterator[LMBatch]:
+    def finish(self, *, remainder: bool | None = None) -> Iterator[LMBatch]:
         """Yield the last batches, of which the last may have fewer rows.
 
-        Tokens that do not fill the last row are left out where there is no ``pad_id``.
+        Args:
+            remainder: fill the last row with padding, where tokens do not; else leave those tokens out. Default: fill it
+                where there is a ``pad_id``.
         """
         self._finished = True
-        return self._batches(whole=self._settings.pad_id is None, last=True)
+        filled = self._settings.pad_id is not None if remainder is None else remainder
+        return self._batches(whole=not filled, last=True)
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batch that was yielded last; JSON-serialisable."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from stoker.arguments import must_know
+from stoker.errors import ConfigError
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.assemble import DocumentSpans, TokenRows, assemble, full_lengths, too_long_error
 from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout, order_of
@@ -21,7 +21,7 @@ class PadLayout(TokenLayout):
 
     name = "pad"
     document_rows = True
-    _cuts = False
+    _too_long: Literal["error", "truncate"] = "error"
 
     def identity(self) -> dict[str, object]:
         # A row is a document, however long: which one comes next depends on no setting.
@@ -37,23 +37,11 @@ class PadLayout(TokenLayout):
         )
 
     def rows(self, documents: Ragged, first: int) -> LMBatch:
-        return self._padded(documents, first).batch(self.settings)
+        return pad(documents, self.settings, too_long=self._too_long, first_document=first)
 
     def rows_of(self, block: DocumentBlock, rows: Ids) -> TokenRows:
-        return self._padded(block.documents.take(rows), block.numbers[rows])
-
-    def _padded(self, documents: Ragged, numbers: int | Ids) -> TokenRows:
-        """A row of each document; ``numbers``: that of the first, or those of all."""
-        settings, width = self.settings, self.settings.seq_len
-        whole = full_lengths(documents.lengths, settings)
-        lengths = np.minimum(whole, width)
-        long = np.flatnonzero(whole > lengths)
-        if long.size and not self._cuts:
-            raise too_long_error(documents, int(long[0]), int(whole[long[0]]), settings, "layout='truncate'")
-        rows = np.flatnonzero(lengths)
-        spans = DocumentSpans(rows, np.zeros(rows.size, dtype=np.int64), lengths[rows], rows * width)
-        told = (long.size, int(whole.sum() - lengths.sum()))
-        return assemble(documents, spans, (len(documents), width), settings, first_document=numbers, cut=told)
+        documents, numbers = block.documents.take(rows), block.numbers[rows]
+        return _pad_rows(documents, self.settings, numbers, self._too_long)
 
 
 class TruncateLayout(PadLayout):
@@ -61,7 +49,7 @@ class TruncateLayout(PadLayout):
 
     name = "truncate"
     parts = False
-    _cuts = True
+    _too_long = "truncate"
 
 
 def pad(
@@ -69,21 +57,58 @@ def pad(
     settings: LMSettings,
     *,
     too_long: Literal["error", "truncate"] = "error",
+    side: Literal["right", "left"] = "right",
+    longest: bool = False,
+    multiple: int = 1,
     first_document: int = 0,
 ) -> LMBatch:
-    """One document a row, in the order of the documents.
+    """One document a row.
 
     Args:
         documents: the batch's documents, of which each gets a row.
         settings: see :class:`LMSettings`; needs ``pad_id``.
         too_long: what becomes of a document longer than ``seq_len``, its eos counted: an error, or its end is cut off and
             counted in ``cut_documents`` and ``cut_tokens``.
+        side: where padding goes.
+        longest: rows are as wide as the longest document, not ``seq_len``.
+        multiple: rows are as wide as a multiple of this, where ``longest``.
         first_document: the number of the first document.
 
     Raises:
         FormatError: a document is too long, or an id is not in the vocabulary.
         ConfigError: there is no ``pad_id``, or an argument is unknown.
     """
-    must_know("too_long", [too_long], ("error", "truncate"))
-    layout = TruncateLayout if too_long == "truncate" else PadLayout
-    return layout(settings, "split").rows(documents, first_document)
+    return _pad_rows(documents, settings, first_document, too_long, side, longest, multiple).batch(settings)
+
+
+def _pad_rows(
+    documents: Ragged,
+    settings: LMSettings,
+    first_document: int | Ids,
+    too_long: Literal["error", "truncate"] = "error",
+    side: Literal["right", "left"] = "right",
+    longest: bool = False,
+    multiple: int = 1,
+) -> TokenRows:
+    settings.padding("layout='pad'")
+    if too_long not in ("error", "truncate") or side not in ("right", "left") or multiple < 1:
+        raise ConfigError(
+            f"too_long={too_long!r}, side={side!r}, multiple={multiple}: too_long is 'error' or 'truncate', side is "
+            "'right' or 'left', multiple is at least 1"
+        )
+    whole = full_lengths(documents.lengths, settings)
+    lengths = np.minimum(whole, settings.seq_len)
+    cut = np.flatnonzero(whole > lengths)
+    if cut.size and too_long == "error":
+        raise too_long_error(documents, int(cut[0]), int(whole[cut[0]]), settings, "layout='truncate'")
+    width = settings.seq_len
+    if longest:
+        width = min(width, -(-max(int(lengths.max(initial=0)), 1) // multiple) * multiple)
+    rows = np.flatnonzero(lengths)
+    lengths = lengths[rows]
+    starts = rows * width
+    if side == "left":
+        starts += width - lengths
+    spans = DocumentSpans(rows, np.zeros(rows.size, dtype=np.int64), lengths, starts)
+    told = (cut.size, int(whole.sum() - lengths.sum()))
+    return assemble(documents, spans, (len(documents), width), settings, first_document=first_document, cut=told)

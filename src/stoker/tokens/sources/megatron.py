@@ -71,6 +71,22 @@ class RawTokens:
         """
         check_mapped([self._file])
 
+    def read(self, first: int = 0, stop: int | None = None) -> Ragged:
+        """Tokens ``[first, stop)``, all by default, as one document, without a copy."""
+        stop = len(self) if stop is None else stop
+        _check_range(self.path, "tokens", first, stop, len(self))
+        self.check()
+        return Ragged(self.tokens[first:stop], np.array([0, stop - first], dtype=np.int64), where=self.path)
+
+    def documents(self, eos_id: int) -> Ragged:
+        """All tokens without a copy, as documents that end with ``eos_id``, which stays; the last may end without it."""
+        self.check()
+        ends = np.flatnonzero(self.tokens == eos_id) + 1
+        if not ends.size or ends[-1] != len(self):
+            ends = np.append(ends, len(self))
+        offsets = np.concatenate([np.zeros(1, np.int64), ends]) if len(self) else np.zeros(1, np.int64)
+        return Ragged(self.tokens, offsets, where=self.path)
+
 
 def map_file(path: str) -> MappedFile | bytes:
     """The bytes of a regular file, read-only; errors are stoker's own."""
@@ -142,6 +158,12 @@ class MegatronFile:
         rows = self._rows(np.arange(low, high, dtype=np.int64))
         offsets = rows.offsets[self.borders[first : stop + 1] - low] if self.borders.size else rows.offsets[:1]
         return Ragged(rows.values, offsets, where=self._data, rows=first)
+
+    def take(self, rows: Ids) -> Ragged:
+        """These sequences, in this order, each in ``[0, len)``."""
+        if rows.size:
+            _check_range(self._data, "sequences", int(rows.min()), int(rows.max()) + 1, len(self))
+        return self._rows(rows)
 
     def _rows(self, rows: Ids) -> Ragged:
         check_mapped([self._file])
