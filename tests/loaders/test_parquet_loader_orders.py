@@ -466,6 +466,7 @@ def test_a_rank_reads_each_of_its_groups_once_an_epoch_and_fetches_it_before(opt
         source = MemorySource(files)
         loader = ranks(source, 2, shuffle_tokens=1, **options)[rank]
         source.fetched.clear()  # to count packed rows, all are read
+        source.reads.clear()
         list(loader)
         assert len(source.reads) == len(set(source.reads)) == 6
         assert set(source.fetched) == set(source.reads)

@@ -233,7 +233,7 @@ def measure(source: TokenSource, groups: Sequence[int], look: Callable[[int], An
 
 def lengths_of(source: TokenSource, group: int) -> Ids:
     """Tokens in each document of a group that is not empty; int64."""
-    lengths = np.concatenate([chunk.lengths for chunk in source.chunks(group)])
+    lengths = np.concatenate([np.zeros(0, np.int64), *(chunk.lengths for chunk in source.chunks(group))])
     return lengths[lengths > 0]
 
 
