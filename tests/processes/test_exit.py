@@ -46,7 +46,7 @@ _WRITER = "MDSWriter(columns={'id': 'int'}, out=cache + '/new')"
 # An interpreter imports stoker, another one torch as well; each forks a child for each of its cases. A child runs the script
 # in its main module, then comes to the end of the program, and its interpreter ends as any other does.
 _PROGRAM = """
-import json, os, sys
+import json, os, sys, warnings
 from itertools import count
 from stoker import LMStream, MDSWriter, ReadOptions, StreamingDataset, StreamingParquetLoader, StreamingShardLoader
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig
@@ -55,6 +55,8 @@ if sys.argv[1] == "torch":
     from torch.utils.data import DataLoader
     from stoker import StreamingDataLoader
 
+# Python 3.12 and later warn where torch forks workers.
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 number = count()
 for line in sys.stdin:
     script, folder, tokens, cache = json.loads(line)
