@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,6 @@ from stoker.lazy import named_object
 from stoker.reading.bad_samples import BadSamples
 from stoker.storage.files.regular import read_regular
 from stoker.streams.compare import null_mask
-from stoker.streams.conditions import hash_function
 from stoker.types import Array, Batch, Column, Sample
 
 Transform: TypeAlias = Callable[[Sample], Sample | list[Sample] | None]
@@ -47,7 +48,7 @@ class SampleHandling:
     def identity(self) -> dict[str, Any]:
         """Its part of the identity of a conversion, for JSON."""
         return {
-            "transform": "" if self.transform is None else _identity(self.transform),
+            "transform": identity_of(self.transform),
             "decode": self.decode,
             "fill": repr(sorted(self.fill.items())),
             "drop_nulls": self.drop_nulls,
@@ -98,10 +99,23 @@ def load_transform(given: Transform | str | None) -> Transform | None:
     return made
 
 
-def _identity(transform: Transform) -> str:
-    """A function's name, and a hash of what it does. A resumed conversion compares it."""
-    named = getattr(transform, "func", transform)
-    return f"{getattr(named, '__qualname__', type(named).__qualname__)}#{hash_function(transform)}"
+def identity_of(transform: Transform | None) -> str:
+    """Identity of a function: its name and a digest of its source. A resumed conversion compares it."""
+    if transform is None:
+        return ""
+    inner = inspect.unwrap(getattr(transform, "func", transform))
+    name = f"{getattr(inner, '__module__', '')}:{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    try:
+        text = inspect.getsource(inner if not hasattr(inner, "__code__") else inner.__code__)
+    except (OSError, TypeError):
+        try:
+            text = inspect.getsource(type(inner))
+        except (OSError, TypeError):
+            text = ""
+    bound = repr((getattr(transform, "args", ()), getattr(transform, "keywords", {}))) if inner is not transform else ""
+    module = name.partition(":")[0]
+    name = name if module not in ("__main__", "__mp_main__") else f"__main__:{name.partition(':')[2]}"
+    return f"{name}#{hashlib.sha256((text + bound).encode()).hexdigest()[:16]}"
 
 
 def apply(transform: Transform, sample: Sample, where: Callable[[], str]) -> list[Sample]:
