@@ -14,7 +14,6 @@ from stoker.loaders.dataset_methods.opened import BatchSize, DatasetBase
 from stoker.loaders.trainers.consumers import ended_by_composer, nothing_left_for_composer
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import EpochPosition, Plan
-from stoker.pipeline.build_order import tell_weights
 from stoker.types import Ids
 
 logger = logging.getLogger(__name__)
@@ -147,6 +146,8 @@ class DatasetStates(DatasetBase):
         before = reader.order_number
         reader.load(state, self.batch_size, change_streams=change_streams)
         if reader.order_number != before and isinstance(reader.sample_order, NativeOrder):
+            from stoker.pipeline.build_order import tell_weights  # as a worker needs none of it
+
             tell_weights(self._opened.streams, reader.sample_order.chosen, reader.sample_order.proportions)
         self._resumed_between = self.upcoming() == self.upcoming().epoch_begin()
 
@@ -185,6 +186,8 @@ class DatasetStates(DatasetBase):
                 "mosaicml-streaming: make a dataset with the new weights, and load_state_dict(state, change_streams=True), "
                 "which begins the next epoch with them"
             )
+        from stoker.pipeline.build_order import tell_weights
+
         order = order.with_weights(weights)
         reader.change(state, order)
         tell_weights(self._opened.streams, order.chosen, order.proportions)
