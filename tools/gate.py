@@ -364,10 +364,10 @@ def timed(name: str, run_it: Callable[[], Verdict]) -> Verdict:
     return verdict
 
 
-def keep_result(verdict: Verdict) -> None:
-    """Write the last result of what does not run for each change, to be committed."""
+def keep_result(verdict: Verdict, python: str = platform.python_version()) -> None:
+    """Write the last result of what does not run for each change, to be committed. ``python``: the version that ran it."""
     RESULTS.mkdir(exist_ok=True)
-    machine = {"machine": f"{platform.machine()}, Python {platform.python_version()}"}
+    machine = {"machine": f"{platform.machine()}, Python {python}"}
     (RESULTS / f"{verdict.stage}.json").write_text(json.dumps(machine | asdict(verdict), indent=1) + "\n")
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -137,10 +138,11 @@ def main() -> int:
         parser.error(f"no job is called {min(unknown)}: there are {', '.join(JOBS)}")
     verdicts = []
     for job in options.jobs or JOBS:
-        run_job = partial(JOBS[job], options.python or INTERPRETERS.get(job, sys.executable))
-        verdicts.append(timed(job, run_job))
+        interpreter = options.python or INTERPRETERS.get(job, sys.executable)
+        verdicts.append(timed(job, partial(JOBS[job], interpreter)))
         if not verdicts[-1].note:
-            keep_result(verdicts[-1])
+            ask = [interpreter, "-c", "import platform; print(platform.python_version())"]
+            keep_result(verdicts[-1], subprocess.check_output(ask, text=True).strip())
     print(summary(verdicts), flush=True)
     return 0 if all(one.passed for one in verdicts) else 1
 
