@@ -207,20 +207,21 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
 
     def _batches(self) -> Iterator[Any]:
         self._changed = None
-        while (current := (yield from self._batches_of_run())) is not None:
-            self._changed = None
+        ahead, looks = reads_ahead(), looks_only()  # which look at what called this generator
+        while (current := (yield from self._batches_of_run(ahead=ahead, looks=looks))) is not None:
+            self._changed, looks = None, False
             if self._stream.upcoming().epoch != current.start.epoch:  # weights were changed behind the last batch
                 return
 
-    def _batches_of_run(self) -> Generator[Any, None, _Pass | None]:
+    def _batches_of_run(self, *, ahead: bool, looks: bool) -> Generator[Any, None, _Pass | None]:
         """Batches until the end, or until weights are changed: then gives the iteration, which begins again."""
         self._end_look()
         self._note_settings()
-        if looks_only():
+        if looks:
             self._looked_from = self.state_dict()
         self._interleaved = False
         left = 0 if self._pass is None else self._pass.yielded
-        current = self._pass = _Pass(self._stream.upcoming(), self._stream.states_loaded, ahead=reads_ahead())
+        current = self._pass = _Pass(self._stream.upcoming(), self._stream.states_loaded, ahead=ahead)
         pid, first = os.getpid(), None
         if self.num_workers:
             # A worker has no connection to the store. Without workers the dataset compares by itself.
