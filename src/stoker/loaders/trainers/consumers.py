@@ -17,6 +17,7 @@ _LIGHTNING: Final = ("lightning.pytorch.", "pytorch_lightning.")
 # Modules of torch that take numbers from 0 to the length for ids, but for one class.
 _BY_ID: Final = ("torch.utils.data.dataset", "torch.utils.data.distributed", "torch.utils.data.sampler")
 _CHAIN: Final = "ChainDataset."
+_LOADER: Final = "stoker.loaders.dataloader"
 _BY_LENGTH: Final = ("group_by_length", "batch_rebalance")
 
 
@@ -26,13 +27,13 @@ def reads_ahead() -> bool:
     So do Ray Train's ``prepare_data_loader``, Keras with JAX on an accelerator, and Lightning where the length of its
     loader, or of one of several, is not known.
     """
-    frame: FrameType | None = sys._getframe(2)
+    frame = asks = _first_outside()
     while frame is not None and (module := _name(frame)).startswith(_LIGHTNING):
         if module.endswith(".loops.fetchers") and frame.f_code.co_name == "__next__":
             fetcher = frame.f_locals["self"]
             return hasattr(fetcher, "prefetch_batches") and fetcher.length is None
         frame = frame.f_back
-    if "ray.train" in sys.modules and _name(sys._getframe(2)).startswith("ray.train."):
+    if asks is not None and _name(asks).startswith("ray.train."):
         return True
     return any(frame.f_code.co_name == "_one_batch_ahead_iterator" for frame in _frames_of_keras())
 
@@ -102,13 +103,22 @@ def fetches_by_id() -> bool:
 
 def _frames_of_keras() -> Iterator[FrameType]:
     """The functions of Keras by which the iterator is asked, the innermost first."""
-    frame: FrameType | None = sys._getframe(3) if "keras" in sys.modules else None
-    while frame is not None and _name(frame) != "stoker.loaders.dataloader":
+    frame: FrameType | None = sys._getframe(1) if "keras" in sys.modules else None
+    while frame is not None and _name(frame) != _LOADER:
         frame = frame.f_back
-    frame = None if frame is None else frame.f_back
+    while frame is not None and _name(frame) == _LOADER:  # whose generators lie in each other
+        frame = frame.f_back
     while frame is not None and _name(frame).startswith("keras."):
         yield frame
         frame = frame.f_back
+
+
+def _first_outside() -> FrameType | None:
+    """The innermost function on the stack that is not of stoker: it asks."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _name(frame).startswith("stoker."):
+        frame = frame.f_back
+    return frame
 
 
 def _name(frame: FrameType) -> str:
