@@ -283,7 +283,7 @@ class DirectoryFiles:
         return self.root / PRIVATE
 
     def has(self, file: FileInfo) -> bool:
-        """Whether a file is there with the right size."""
+        """Return whether the cache has a file, with the right size."""
         try:
             status = os.stat(f"{self.folder}/{file.basename}")
             return stat.S_ISREG(status.st_mode) and file.whole in (status.st_size, UNKNOWN)

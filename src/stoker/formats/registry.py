@@ -54,7 +54,7 @@ def format_names() -> tuple[str, ...]:
 
 
 def is_format(name: str) -> bool:
-    """Whether there is a format of this name. Others' are looked for last, as that takes longer than to import stoker."""
+    """Return whether there is a format of this name. Plugins are searched last: that takes longer than importing stoker."""
     return name in _OWN or name in _others()
 
 

@@ -292,12 +292,12 @@ def as_values(array: Any) -> ColumnValues:
 
 
 def _is_extension(kind: Any) -> bool:
-    """Whether an Arrow type is an extension type."""
+    """Return whether an Arrow type is an extension type."""
     return isinstance(kind, pyarrow().BaseExtensionType)
 
 
 def _is_tensor(kind: Any) -> bool:
-    """Whether an Arrow type is that of arrays of one shape."""
+    """Return whether an Arrow type is the one of tensors that all have one shape."""
     return isinstance(kind, pyarrow().FixedShapeTensorType)
 
 
@@ -319,7 +319,7 @@ def flat_list(array: Any) -> tuple[Any, Ids]:
 
 
 def is_lists(kind: Any) -> bool:
-    """Whether an Arrow type is lists, of any layout; maps are none."""
+    """Return whether an Arrow type is a list type, of any layout. A map is not."""
     types = pyarrow().types
     views = types.is_list_view(kind) or types.is_large_list_view(kind)
     return bool(views or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
@@ -331,7 +331,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _is_date(kind: Any) -> bool:
-    """Whether it is what NumPy has: points and spans of time."""
+    """Return whether an Arrow type is a date, a time stamp or a duration, which NumPy has, too."""
     types = pyarrow().types
     return bool(types.is_timestamp(kind) or types.is_date(kind) or types.is_duration(kind))
 

@@ -282,7 +282,7 @@ class JSONFormat(LineFormat):
         Settings: ``columns`` (keys to read, to ``str``, ``int``, ``float``, ``bool`` or ``json``, which is anything) and
         ``piece_bytes`` (size of the shards, 32 MiB). By default columns are found out from the first 1000 lines; what is not
         of one kind there, or missing, is ``json``. A line further on that has other keys is then an error when it is read. A
-        few lines that are no JSON objects tell nothing: they are bad samples.
+        few lines that are not JSON objects do not decide the format: they are bad samples.
 
         CorruptDataError if most of these lines are no JSON objects, or one is other JSON, ConfigError for settings that make
         no sense.
