@@ -52,7 +52,8 @@ def opened(
     shares = options.pop("shares", {"web": 0.7, "books": 0.2, "notes": 0.1})
     streams = [Stream(local=str(root / name), proportion=shares and shares[name]) for name in names]
     options = {"shuffle": True, "epoch_size": 300, **options}
-    return StreamingDataset(streams=streams, world=World(rank, world), batch_size=batch_size, **options)
+    kind: type[StreamingDataset] = options.pop("kind", StreamingDataset)
+    return kind(streams=streams, world=World(rank, world), batch_size=batch_size, **options)
 
 
 def ids(batch: Any) -> list[int]:
@@ -217,12 +218,65 @@ def test_a_small_stream_has_its_share_over_many_changes(data: Path) -> None:
 def test_a_dataset_that_others_count_is_changed_by_these(data: Path) -> None:
     dataset = opened(data)
     StreamingDataLoader(dataset)
-    with pytest.raises(ConfigError, match="the StreamingDataLoader over it has read ahead"):
+    with pytest.raises(ConfigError, match="the StreamingDataLoader over it counts its batches"):
         dataset.set_weights(NEW)
     dataset = opened(data)
     LMStream(dataset, "id", 4, 8)
     with pytest.raises(ConfigError, match="StreamingParquetLoader"):
         dataset.set_weights(NEW)
+
+
+class Noting(StreamingDataset):
+    """Keeps its state inside of one of its own."""
+
+    def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:
+        return {"inner": super().state_dict(num_samples, from_beginning), "note": 1}
+
+
+class Skipping(StreamingDataset):
+    """Gives every other sample."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(super().__iter__(), 0, None, 2)
+
+
+def test_a_subclass_with_states_of_its_own_is_changed_by_what_came(data: Path) -> None:
+    dataset = opened(data, kind=Noting)
+    loader = StreamingDataLoader(dataset)
+    batches = iter(loader)
+    begin = [one for _ in range(7) for one in ids(next(batches))]
+    assert set(loader.state_dict()) == {"inner", "note"}
+    loader.set_weights(NEW)
+    rest = [one for batch in batches for one in ids(batch)]
+    assert counts(rest) == list(divide(265, shares(NEW)))
+    assert not {one for one in begin if one < 1000} & set(rest)  # the epoch has fewer of the web than there are
+
+
+def test_a_subclass_whose_batches_do_not_tell_is_refused(data: Path) -> None:
+    loader = StreamingDataLoader(opened(data, kind=Skipping))
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(StateError, match=r"Skipping.__iter__\(\) may take another number"):
+        loader.set_weights(NEW)
+
+
+def test_a_state_of_many_streams_holds_their_weights(data: Path) -> None:
+    def make() -> StreamingDataset:
+        streams = [Stream(local=str(data / "notes"), proportion=1, name=f"stream {number}") for number in range(80)]
+        return StreamingDataset(streams=streams, batch_size=8, shuffle=True)
+
+    dataset = make()
+    batches = dataset.batches()
+    next(batches)
+    weights = {name: float(number % 3) for number, name in enumerate(dataset.stream_names)}
+    dataset.set_weights(weights)
+    state = json.dumps(dataset.state_dict())
+    rest = [ids(batch) for batch in batches]
+    assert "packed" in state
+    assert "weights" not in json.loads(state)["order"]  # but in what is packed
+    other = make()
+    other.load_state_dict(json.loads(state))
+    assert [ids(batch) for batch in other.batches()] == rest
 
 
 def test_weights_set_between_epochs_hold_for_the_next_one(data: Path) -> None:
@@ -234,15 +288,17 @@ def test_weights_set_between_epochs_hold_for_the_next_one(data: Path) -> None:
     assert dataset.next_epoch == 2
 
 
-def test_weights_set_behind_the_last_batch_end_the_epoch(data: Path) -> None:
+@pytest.mark.parametrize("through", ["batches", "loader"])
+def test_weights_set_behind_the_last_batch_end_the_epoch(data: Path, through: str) -> None:
     dataset = opened(data)
+    owner: Any = StreamingDataLoader(dataset, columnar=True) if through == "loader" else dataset
     had = []
-    for number, batch in enumerate(dataset.batches()):
+    for number, batch in enumerate(owner if through == "loader" else dataset.batches()):
         had += ids(batch)
         if number == 59:
-            dataset.set_weights(NEW)
+            owner.set_weights(NEW)
     assert len(had) == 300
-    assert dataset.state_dict()["epoch"] == 1
+    assert owner.state_dict()["epoch"] == 1
 
 
 def test_a_state_from_before_the_change_has_the_first_weights(data: Path) -> None:

@@ -343,6 +343,20 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                 more (``remainder="uneven"``); or a subclass of the dataset overrides ``__iter__`` so that batches do not tell
                 how many samples it took.
         """
+        dataset, (state, batches) = self._stream, self._counted_state()
+        if not isinstance(dataset, StreamingDataset):
+            return state
+        size = dataset.batch_size or 1
+        samples = batches * size * dataset.epoch_reader.data_rank(size).world_size
+        if dataset.overrides("__iter__"):
+            if dataset.overrides("state_dict"):
+                return dataset.state_dict(samples, False)
+            self._check_counts(dataset, state)
+            return state
+        return dataset.state_for_loader(state, samples)
+
+    def _counted_state(self) -> tuple[dict[str, Any], int]:
+        """The state after the batches that were yielded, without what a subclass of the dataset adds; and their number."""
         self._end_look()
         if self._interleaved:
             raise StateError(
@@ -350,35 +364,22 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                 "dataset and a loader for each"
             )
         dataset, current = self._stream, self._pass
-        if current is not None and current.states_loaded != dataset.states_loaded:
-            current = None
+        if current is None or current.states_loaded != dataset.states_loaded:
+            if isinstance(dataset, StreamingDataset):
+                return StreamingDataset.state_dict(dataset), 0
+            return dataset.state_dict(), 0
         untrained, ended = saved_by_lightning(self)
-        batches = 0 if current is None else max(0, current.trained - untrained)
-        if not isinstance(dataset, StreamingDataset):
-            if current is None:
-                return dataset.state_dict()
-            return dataset.state_after(current.start, batches, ended=ended or current.ended)
-        if current is None:
-            state = StreamingDataset.state_dict(dataset)
-        else:
-            state = dataset.state_after(current.start, batches, ended=ended or current.ended)
-        size = dataset.batch_size or 1
-        samples = batches * size * dataset.epoch_reader.data_rank(size).world_size
-        if dataset.overrides("__iter__"):
-            return self._state_of_iterator(dataset, state, samples)
-        return dataset.state_for_loader(state, samples)
+        batches = max(0, current.trained - untrained)
+        return dataset.state_after(current.start, batches, ended=ended or current.ended), batches
 
-    def _state_of_iterator(self, dataset: StreamingDataset, state: dict[str, Any], samples: int) -> dict[str, Any]:
-        """The state where a subclass's ``__iter__`` decides how many samples it takes for one that it gives."""
-        if dataset.overrides("state_dict"):
-            return dataset.state_dict(samples, False)
-        if self.num_workers or dataset.state_dict() != state:
+    def _check_counts(self, dataset: StreamingDataset, state: Mapping[str, Any]) -> None:
+        """See that batches tell how many samples a subclass's ``__iter__`` has taken. StateError if they do not."""
+        if self.num_workers or StreamingDataset.state_dict(dataset) != state:
             raise StateError(
                 f"{type(dataset).__name__}.__iter__() may take another number of samples of the dataset than it gives, so "
                 "batches do not tell where it is: override __getitem__ instead, which gives one sample for one; or override "
                 "state_dict(), too"
             )
-        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where ``state`` was taken, with the next iteration. One that is running ends with a ``StateError``.
@@ -415,8 +416,11 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                 "the trainer around this loader has taken a batch with the old weights that it has not trained on: give the "
                 "dataset a Schedule"
             )
+        state, _ = self._counted_state()
+        if isinstance(dataset, StreamingDataset) and dataset.overrides("__iter__"):
+            self._check_counts(dataset, state)
         changed = self._changed or (current if running else None)
-        dataset.change_weights(weights, self.state_dict())
+        dataset.change_weights(weights, state)
         self._changed = changed
 
     def _steps(self) -> tuple[int, int]:

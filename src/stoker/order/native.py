@@ -154,7 +154,7 @@ class NativeOrder:
         if not (epoch or position or consumed or origin.away):
             return self._restarted(None)
         turn = origin.turn
-        if self._made is not None and not turn:
+        if self._turns and not turn:
             # Where streams are dealt from the beginning after each of many changes, a small one would never have its turn.
             turn = 1 + (mix(self.settings.seed, _TAG_TURN, origin.samples) >> 22)
         changed = replace(
@@ -167,6 +167,11 @@ class NativeOrder:
             rest=rest if position else {},
         )
         return self._restarted(changed)
+
+    @property
+    def _turns(self) -> bool:
+        """Return whether weights may change often, so that each change begins with another stream."""
+        return self._made is not None
 
     def _restarted(self, origin: RunOrigin | None) -> NativeOrder:
         return NativeOrder(self.sources, self.settings, origin, self._made)

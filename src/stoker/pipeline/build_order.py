@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -79,23 +78,6 @@ def make_order(streams: Streams, options: OrderOptions) -> NativeOrder | ByLengt
 
     lengths = sample_lengths(streams, options.batch_by, options.read)
     return ByLengthOrder(order, streams.index.table, lengths, options.batch_by)
-
-
-def tell_weights(
-    streams: Streams, chosen: Mapping[str, int] | None, given: Mapping[str, float | None] | None = None
-) -> None:
-    """Tell streams their part in an epoch; not where a schedule changes it.
-
-    ``chosen``: samples of each stream in an epoch, by its name. ``given``: the proportions of the order. Default: those that
-    the streams were made with.
-    """
-    if chosen is None:
-        return
-    counts = [chosen[name] for name in streams.names]
-    given = given or dict(zip(streams.names, [stream.weight.proportion for stream in streams.streams], strict=True))
-    shares = [chosen[name] if (one := given[name]) is None else one for name in streams.names]
-    for stream, location, count, share in zip(streams.streams, streams.locations, counts, shares, strict=True):
-        stream.opened_as(share / (sum(shares) or 1), count, location.index.samples)
 
 
 def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:

@@ -246,6 +246,24 @@ class Streams:
         """The files, patterns, URLs and directories that are read, for messages."""
         return ", ".join(dict.fromkeys(location.where for location in self.locations))
 
+    def record_shares(
+        self, chosen: Mapping[str, int] | None, proportions: Mapping[str, float | None] | None = None
+    ) -> None:
+        """Write its share of an epoch into each stream; not where a schedule changes the shares.
+
+        ``chosen``: samples of each stream in an epoch, by its name; ``None`` with a schedule. ``proportions``: those of the
+        order, by name. Default: those that the streams were made with.
+        """
+        if chosen is None:
+            return
+        made = proportions or {
+            name: stream.weight.proportion for name, stream in zip(self.names, self.streams, strict=True)
+        }
+        shares = [chosen[name] if (share := made[name]) is None else share for name in self.names]
+        total = sum(shares) or 1
+        for name, stream, location, share in zip(self.names, self.streams, self.locations, shares, strict=True):
+            stream.opened_as(share / total, chosen[name], location.index.samples)
+
     def pool(self, options: ReadOptions = ReadOptions()) -> ShardPool:
         """A pool of all streams' shards; see there."""
         caches = [location.cache for location in self.locations]

@@ -14,7 +14,7 @@ from stoker.errors import ConfigError
 from stoker.formats.common.entries import column_names
 from stoker.loaders.dataset_methods.opened import OpenDataset
 from stoker.order.capabilities import makes_batches, repeats_samples, shards_at_once
-from stoker.pipeline.build_order import OrderOptions, make_order, tell_weights
+from stoker.pipeline.build_order import OrderOptions, make_order
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.ranks.data_rank import DataRankFinder, Replication
 from stoker.pipeline.transforms import EpochReaderSettings
@@ -103,7 +103,7 @@ def open_dataset(
     opened = OpenDataset(streams, reader, ranks, index.table, given)
     if streams.limit is not None:
         _check_limit(opened, streams.limit)
-    tell_weights(streams, sample_order.chosen)
+    streams.record_shares(sample_order.chosen)
     return opened
 
 

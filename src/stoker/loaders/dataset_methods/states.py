@@ -142,13 +142,10 @@ class DatasetStates(DatasetBase):
         change_streams = check_argument(
             f"{type(self).__name__}.load_state_dict", "change_streams", bool, change_streams
         )
-        reader = self._opened.reader
-        before = reader.order_number
-        reader.load(state, self.batch_size, change_streams=change_streams)
-        if reader.order_number != before and isinstance(reader.sample_order, NativeOrder):
-            from stoker.pipeline.build_order import tell_weights  # as a worker needs none of it
-
-            tell_weights(self._opened.streams, reader.sample_order.chosen, reader.sample_order.proportions)
+        before = self.order_number
+        self._opened.reader.load(state, self.batch_size, change_streams=change_streams)
+        if self.order_number != before:
+            self._record_shares()
         self._resumed_between = self.upcoming() == self.upcoming().epoch_begin()
 
     @checked
@@ -172,8 +169,9 @@ class DatasetStates(DatasetBase):
         """
         if user := BatchSize.user(self):
             raise ConfigError(
-                f"set_weights(): {user} has read ahead of what it delivered: call set_weights() of the StreamingDataLoader; "
-                "what an LMStream mixes, a StreamingParquetLoader of several DatasetSource mixes by tokens, and can change"
+                f"set_weights(): {user} counts its batches. Call set_weights() of a StreamingDataLoader. The weights of an "
+                "LMStream and of a StreamingShardLoader cannot change during an epoch: to mix by tokens and change weights, "
+                "use a StreamingParquetLoader with a DatasetSource for each dataset"
             )
         self.change_weights(weights, self._opened.reader.state(self.batch_size or 1))
 
@@ -186,11 +184,12 @@ class DatasetStates(DatasetBase):
                 "mosaicml-streaming: make a dataset with the new weights, and load_state_dict(state, change_streams=True), "
                 "which begins the next epoch with them"
             )
-        from stoker.pipeline.build_order import tell_weights
+        reader.change(state, order.with_weights(weights))
+        self._record_shares()
 
-        order = order.with_weights(weights)
-        reader.change(state, order)
-        tell_weights(self._opened.streams, order.chosen, order.proportions)
+    def _record_shares(self) -> None:
+        if isinstance(order := self._opened.reader.sample_order, NativeOrder):
+            self._opened.streams.record_shares(order.chosen, order.proportions)
 
     @checked
     def set_epoch(self, epoch: int) -> None:

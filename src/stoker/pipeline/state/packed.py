@@ -23,7 +23,7 @@ _MOST_PLAIN: Final = 64
 _DIGITS: Final = 10
 _HASHES: Final = ("fingerprint", "content")
 _PARTS: Final = ("streams", "consumed", "origin")
-_OF_ORDER: Final = ("streams", "schedule")
+_OF_ORDER: Final = ("streams", "schedule", "weights", "given")
 _HASH: Final = re.compile(f"[0-9a-f]{{{_DIGITS}}}")
 # Keys by which streams may differ until they are listed one by one.
 _MOST_SHAPES: Final = 16

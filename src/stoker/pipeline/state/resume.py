@@ -149,7 +149,7 @@ def run_from(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRan
 
 
 def others_have_more(plan: Plan) -> bool:
-    """Whether other ranks still have batches when this one has taken all of its own."""
+    """Return whether other ranks still have batches when this one has taken all of its own."""
     return plan.position_after(len(plan)) < plan.end
 
 

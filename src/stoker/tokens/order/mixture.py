@@ -13,7 +13,7 @@ few rows of its neighbours'. Nothing of this depends on the world.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from stoker.arguments import at_least, must_be, must_know
 from stoker.errors import ConfigError, StateError
-from stoker.integers import mix
 from stoker.lazy import cached_property
 from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture
 from stoker.order.mixture.reached import RunOrigin
@@ -51,7 +50,6 @@ from stoker.types import Ids
 
 _NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
 _MOST_SEQUENCES: Final = (1 << 21) - 1
-_TAG_TURN: Final = 24
 _MOST_WEIGHT: Final = 1e100
 _LAID: Final = 64
 """Passes that are kept laid out, beside one of each source."""
@@ -220,10 +218,11 @@ class TokenMixture(NativeOrder):
         """This order, restarted where sources or weights were changed."""
         if origin.passed:
             raise StateError("this state passed over rows, as no run of a mixture of tokens does: it is damaged")
-        if not origin.turn:
-            # Where rows are dealt from the beginning after each of many changes, a small source would never have its turn.
-            origin = replace(origin, turn=1 + (mix(self.rows.seed or 0, _TAG_TURN, origin.samples) >> 22))
         return super().with_changed_streams(origin)
+
+    @property
+    def _turns(self) -> bool:
+        return True
 
     def _restarted(self, origin: RunOrigin | None) -> TokenMixture:
         return self._again(weights=self.weights, origin=origin)
