@@ -26,17 +26,37 @@ class Order(Protocol):
         ...
 
 
-class Plan(Protocol):
-    """The batches of one rank from a position to the epoch's end.
-
-    All but the last have ``batch_size`` samples, unless the order makes batches
-    (:func:`~stoker.order.capabilities.makes_batches`): then these have about so many.
-    """
+class Batches(Protocol):
+    """Batches of positions, as a loader asks for them."""
 
     @property
     def batch_size(self) -> int:
         """Samples in a full batch of this rank."""
         ...
+
+    def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
+        """This rank's batches, or those of one of its loader workers, several at a time.
+
+        Worker w of W takes batches ``w, w + W, ...``, which is the order in which torch's DataLoader asks its workers.
+
+        Args:
+            samples: about how many samples to put together.
+            worker: number of the loader worker, in ``[0, workers)``.
+            workers: number of loader workers.
+            skip: batches of this worker to leave out at the beginning.
+
+        Yields:
+            Lists of int64 arrays of positions, an array a batch, which the epoch's :class:`Order` locates.
+        """
+        ...
+
+
+class Plan(Batches, Protocol):
+    """The batches of one rank from a position to the epoch's end.
+
+    All but the last have ``batch_size`` samples, unless the order makes batches
+    (:func:`~stoker.order.capabilities.makes_batches`): then these have about so many.
+    """
 
     @property
     def rank(self) -> int:
@@ -90,22 +110,6 @@ class Plan(Protocol):
         """The position that a resume starts from after ``samples`` of all ranks together, repeated ones counted.
 
         ConfigError if some of them are repeated, and this is no whole number of steps.
-        """
-        ...
-
-    def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
-        """This rank's batches, or those of one of its loader workers, several at a time.
-
-        Worker w of W takes batches ``w, w + W, ...``, which is the order in which torch's DataLoader asks its workers.
-
-        Args:
-            samples: about how many samples to put together.
-            worker: number of the loader worker, in ``[0, workers)``.
-            workers: number of loader workers.
-            skip: batches of this worker to leave out at the beginning.
-
-        Yields:
-            Lists of int64 arrays of positions, an array a batch, which the epoch's :class:`Order` locates.
         """
         ...
 

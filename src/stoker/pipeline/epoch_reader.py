@@ -18,7 +18,7 @@ from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
 from stoker.formats.mds.encodings.images import load_at_once
 from stoker.order.capabilities import makes_batches, shards_at_once
-from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
+from stoker.order.sample_order import Batches, DataRank, EpochPosition, Plan, Run, SampleOrder
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.chunks.chunk import Chunk
@@ -54,7 +54,6 @@ from stoker.types import Batch, Ids
 if TYPE_CHECKING:  # most datasets need none of it
     from stoker.pipeline.execution.chunk_process import MakeRun
     from stoker.pipeline.joins.other_dataset import OtherDataset
-    from stoker.pipeline.ranks.outer_plan import OuterRun
     from stoker.streams.quarantine import Quarantine
 
 _Columns = TypeVar("_Columns", Batch, BatchGroup)
@@ -277,8 +276,9 @@ class EpochReader(RankEpochs):
         run_in = self.executor.plan(worker, threads, override, as_columns=not by_sample)
         self._limit_open(sharers, 0 if run_in == "threads" else self.executor.processes)
         pipeline = self.pipeline(
-            run if division is None else _divided(run, division),
+            run,
             worker,
+            batches=None if division is None else _divided(run.plan, division),
             sharers=sharers,
             run_in=run_in,
             threads=threads,
@@ -288,7 +288,7 @@ class EpochReader(RankEpochs):
             one_by_one=by_sample and not threads and run_in == "threads",
             as_columns=not by_sample,
             override=override,
-            run_again=partial(_run_again, self._resume, point, data_rank, division),
+            run_again=partial(self._resume.run, point, data_rank),
             # Samples that are made as they are asked for are made in the consumer's thread.
             tune_threads=worker.token is None and bool(threads or not by_sample),
         )
@@ -347,11 +347,12 @@ class EpochReader(RankEpochs):
 
     def pipeline(
         self,
-        run: Run | OuterRun,
+        run: Run,
         worker: LoaderWorker,
         *,
         sharers: int,
         threads: int,
+        batches: Batches | None = None,
         run_in: RunIn = "threads",
         skip: int = 0,
         passed: int = 0,
@@ -371,6 +372,7 @@ class EpochReader(RankEpochs):
             worker: this process.
             sharers: processes on this node that read through the same cache.
             threads: threads that read ahead.
+            batches: see :class:`~stoker.pipeline.pipeline.Pipeline`.
             run_in: threads or processes; see :meth:`~stoker.pipeline.execution.executor.Executor.plan`.
             skip: batches of this worker to leave out at the beginning.
             passed: samples of the first batch that were delivered before.
@@ -406,6 +408,7 @@ class EpochReader(RankEpochs):
             settings,
             worker,
             skip,
+            batches=batches,
             executor=self.executor,
             run_again=run_again,
             log=log,
@@ -450,15 +453,7 @@ class EpochReader(RankEpochs):
         return {**self.__dict__, "_by_id": None}
 
 
-def _divided(run: Run, division: OuterDivision) -> OuterRun:
-    from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
+def _divided(plan: Plan, division: OuterDivision) -> Batches:
+    from stoker.pipeline.ranks.outer_plan import OuterPlan  # most iterations have no wrapper
 
-    return OuterRun(run.order, OuterPlan(run.plan, division))
-
-
-def _run_again(
-    resume: ResumeState, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None
-) -> Run | OuterRun:
-    """The same run in a process, which can not be sent an order that is located already."""
-    run = resume.run(point, data_rank)
-    return run if division is None else _divided(run, division)
+    return OuterPlan(plan, division)

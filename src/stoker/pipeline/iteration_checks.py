@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from stoker.cluster.outer_division import REMEDY, OuterDivision, skipped_batches
 from stoker.errors import ConfigError
@@ -14,9 +13,6 @@ from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.reading.chain import as_chain
 from stoker.reading.steps import Step
-
-if TYPE_CHECKING:
-    from stoker.pipeline.ranks.outer_plan import OuterRun
 
 logger = logging.getLogger(__name__)
 
@@ -96,15 +92,14 @@ def check_by_id(settings: EpochReaderSettings) -> None:
         )
 
 
-def check_positions(steps: Sequence[Step], run: Run | OuterRun) -> None:
+def check_positions(steps: Sequence[Step], run: Run) -> None:
     """See that ``enumerate`` has positions that are the same in any world, where batches of one stream are as large.
 
     ConfigError if the order has none.
     """
     if not any(step.positioned for step in steps):
         return
-    plan = run.plan if isinstance(run, Run) else run.plan.whole
-    if type(plan) not in (BatchPlan, DevicePlan):
+    if type(run.plan) not in (BatchPlan, DevicePlan):
         raise ConfigError(
             "enumerate() needs positions that are the same on any cluster, which this order does not have: use it without "
             "partition_algo=, with batching_method='random' or 'per_stream', and a shuffle_algo of stoker's own"

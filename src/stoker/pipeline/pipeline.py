@@ -15,7 +15,7 @@ from stoker.cluster import LoaderWorker
 from stoker.concurrency.spans.recorder import Stage, begin_span, end_span
 from stoker.errors import StateError
 from stoker.formats.mds.encodings.images import last_left
-from stoker.order.sample_order import Run
+from stoker.order.sample_order import Batches, Run
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.chunk import Chunk, cut_chunk, located_chunks
 from stoker.pipeline.chunks.settle import Settle
@@ -33,7 +33,6 @@ from stoker.types import Batch
 if TYPE_CHECKING:  # most iterations need none of it
     from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun
     from stoker.pipeline.joins.leading import JoinPrefetch
-    from stoker.pipeline.ranks.outer_plan import OuterRun
     from stoker.pipeline.tuning.tuned_run import TunedRun
     from stoker.pipeline.tuning.tuner import Tuner
 
@@ -55,6 +54,7 @@ class Pipeline:
         settings: see :class:`~stoker.pipeline.transforms.EpochReaderSettings`.
         worker: the DataLoader worker that reads; it takes every ``worker.count``-th batch.
         skip: batches of this worker to leave out at the beginning.
+        batches: the run's as a wrapper asks for them; ``None``: as the run has them.
         executor: chooses what executes its chunks.
         run_again: makes ``run`` again in a process, where samples may replace others.
         log: lists bad samples; ``None`` where they are errors.
@@ -71,11 +71,12 @@ class Pipeline:
     def __init__(
         self,
         pool: ShardPool,
-        run: Run | OuterRun,
+        run: Run,
         settings: EpochReaderSettings,
         worker: LoaderWorker,
         skip: int = 0,
         *,
+        batches: Batches | None = None,
         executor: Executor,
         run_again: MakeRun | None = None,
         log: BadSampleSink | None = None,
@@ -86,12 +87,13 @@ class Pipeline:
         tuner: Tuner | None = None,
         tune_threads: bool = False,
     ) -> None:
-        self._pool, self._run = pool, run
+        self._pool, self._order = pool, run.order
+        self._batches = run.plan if batches is None else batches
         self._settings = settings
         self._worker = worker
         self._skip = skip
         self.runner: Runner[Any] | None = None
-        batch_size = run.plan.batch_size
+        batch_size = self._batches.batch_size
         # A method of a subclass runs in the consumer's thread.
         alone = override is not None and (as_columns or settings.bad_samples is not None)
         self._threads = 0 if alone else settings.read_threads
@@ -207,7 +209,8 @@ class Pipeline:
         running: deque[tuple[Chunk, Callable[[], _T]]] = deque()
         try:
             located = located_chunks(
-                self._run,
+                self._order,
+                self._batches,
                 len(self._pool.index),
                 self._chunk,
                 self._worker,
@@ -285,7 +288,7 @@ class Pipeline:
         processes = self._executor.first_processes if settings.run_in != "threads" else 0
         tuned = tuner.begin(
             settings.amounts,
-            batch_size=self._run.plan.batch_size,
+            batch_size=self._batches.batch_size,
             chunk_bytes=self._chunk_bytes,
             threads=self._threads if settings.run_in != "processes" else 0,
             tune_threads=self._tunes_threads and self._executor.may_tune_threads(self._threads),

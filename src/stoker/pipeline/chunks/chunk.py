@@ -6,18 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.errors import SampleError
-from stoker.order.sample_order import Plan, Run
+from stoker.order.sample_order import Batches, Order
 from stoker.reading.samples import distinct_shards
 from stoker.types import Ids
-
-if TYPE_CHECKING:
-    from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 
 _LOCATE_SAMPLES: Final = 4096
 
@@ -149,19 +146,20 @@ def cut_chunk(chunk: Chunk, samples: int, shards: int) -> list[Chunk]:
 
 
 def located_chunks(
-    run: Run | OuterRun, shards: int, samples: int, worker: LoaderWorker, skip: int, *, in_groups: bool
+    order: Order, batches: Batches, shards: int, samples: int, worker: LoaderWorker, skip: int, *, in_groups: bool
 ) -> Iterator[Chunk]:
     """All chunks of a worker, in order.
 
     Args:
-        run: the rank's batches, and where their samples lie.
+        order: locates the samples.
+        batches: of the rank.
         shards: number of shards of the dataset.
         samples: about how many samples a chunk has at most; it has one batch at least.
         worker: this process.
         skip: batches of this worker to leave out at the beginning.
         in_groups: whether the worker takes every ``worker.count``-th chunk; otherwise every such batch.
     """
-    lists = _position_groups(run.plan, samples, worker, skip, in_groups=in_groups)
+    lists = _position_groups(batches, samples, worker, skip, in_groups=in_groups)
     first = next(lists, None)
     if first is None:
         return
@@ -169,7 +167,7 @@ def located_chunks(
     pairs = (first[at : at + 2] for at in range(1, len(first), 2))
     for groups in chain([first[:1]], pairs, lists):
         positions = np.concatenate([batch for group in groups for batch in group])
-        numbers, rows = run.order.locate(positions)
+        numbers, rows = order.locate(positions)
         start = 0
         for group in groups:
             lengths = [len(batch) for batch in group]
@@ -180,7 +178,7 @@ def located_chunks(
 
 
 def _position_groups(
-    plan: Plan | OuterPlan, samples: int, worker: LoaderWorker, skip: int, *, in_groups: bool
+    plan: Batches, samples: int, worker: LoaderWorker, skip: int, *, in_groups: bool
 ) -> Iterator[list[list[Ids]]]:
     """Positions of the batches of each chunk, in lists of chunks that are located together."""
     most = max(1, samples // plan.batch_size)

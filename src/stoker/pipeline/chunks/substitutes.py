@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from stoker.errors import ConfigError, SampleError
 from stoker.order.sample_order import Plan, Run, check_spanned, spans_of
 from stoker.reading.replacement import Replacements, none_is_good
 from stoker.reading.steps import LeftOut, SeveralSamples
-
-if TYPE_CHECKING:
-    from stoker.pipeline.ranks.outer_plan import OuterRun
 
 Located: TypeAlias = tuple[int, int, int]
 """The position, shard and row of a sample."""
@@ -27,7 +24,7 @@ class Substitutes:
     replaced, not only filtered ones. ``strict``: whether an error of a sample that is tried is raised.
     """
 
-    def __init__(self, run: Run | OuterRun | None, *, for_bad: bool, strict: bool) -> None:
+    def __init__(self, run: Run | None, *, for_bad: bool, strict: bool) -> None:
         self._run, self._for_bad, self._strict = run, for_bad, strict
         if for_bad:
             check_spanned(*self._asked())  # an error is raised here, not when a sample is bad
@@ -37,8 +34,7 @@ class Substitutes:
     def _asked(self) -> tuple[Plan, str]:
         """The plan of the epoch that is asked where other samples are, and the setting that asks."""
         assert self._run is not None
-        plan = self._run.plan if isinstance(self._run, Run) else self._run.plan.whole
-        return plan, "on_bad_sample='replace'" if self._for_bad else "filter(dropped='replace')"
+        return self._run.plan, "on_bad_sample='replace'" if self._for_bad else "filter(dropped='replace')"
 
     def find(
         self, position: int, error: SampleError | None, read: Callable[[int, int, int], Any]

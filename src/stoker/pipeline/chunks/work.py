@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # most datasets need none of it
     from stoker.pipeline.chunks.empty_batch import EmptyBatch
     from stoker.pipeline.chunks.substitutes import Located, Substitutes
     from stoker.pipeline.joins.leading import LeadingJoins
-    from stoker.pipeline.ranks.outer_plan import OuterRun
 
 
 class ChunkWork:
@@ -66,7 +65,7 @@ class ChunkWork:
         stages: Sequence[ChunkStage],
         *,
         on_bad_sample: OnBadSample,
-        run: Run | OuterRun | None,
+        run: Run | None,
         as_columns: bool,
         whole: bool,
         filters: bool = False,

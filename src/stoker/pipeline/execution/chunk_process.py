@@ -27,7 +27,6 @@ from stoker.pipeline.batch_ring import Region, Ring
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.columns import CutColumn
 from stoker.pipeline.execution.hand_over import Parcel, first_refused, pack, pack_error
-from stoker.pipeline.ranks.outer_plan import OuterRun
 from stoker.pipeline.stages.build import make_work
 from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.reading.sample_errors import location_at, transform_error
@@ -125,7 +124,7 @@ class PickledTask:
         return task
 
 
-MakeRun: TypeAlias = Callable[[], Run | OuterRun]
+MakeRun: TypeAlias = Callable[[], Run]
 """Makes the batches of a rank again, in another process."""
 
 Request: TypeAlias = tuple[Chunk | None, tuple[int, ...]]

@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 from stoker.cluster import LoaderWorker
 from stoker.cluster.outer_division import REMEDY, OuterDivision
 from stoker.errors import ConfigError
-from stoker.order.sample_order import Order, Plan
+from stoker.order.sample_order import Plan
 from stoker.types import Ids
 
 
@@ -54,17 +54,6 @@ class OuterPlan:
             cut = [batch[kept] if len(batch) == self.whole.batch_size else batch for batch in batches]
             yield [batches[0], *cut[1:]] if first else cut
             first = False
-
-
-@dataclass(frozen=True, slots=True)
-class OuterRun:
-    """A :class:`~stoker.order.sample_order.Run` as a wrapper's loader asks for it.
-
-    ``order``: locates the positions. ``plan``: the batches, as positions.
-    """
-
-    order: Order
-    plan: OuterPlan
 
 
 def keep_own_slice(samples: Iterator[Any], plan: Plan, division: OuterDivision, worker: LoaderWorker) -> Iterator[Any]:

@@ -28,13 +28,12 @@ from stoker.reading.steps import Beside, Step, TokenizeColumn
 if TYPE_CHECKING:  # the chains of most datasets need none of it, and a stage is imported where it is made
     from stoker.pipeline.joins.leading import LeadingJoins
     from stoker.pipeline.joins.other_reader import OtherReader, Pairs
-    from stoker.pipeline.ranks.outer_plan import OuterRun
     from stoker.pipeline.stages.join import Join, Layout
 
 
 def make_work(
     pool: ShardPool,
-    run: Run | OuterRun | None,
+    run: Run | None,
     settings: EpochReaderSettings,
     epoch: int,
     *,
