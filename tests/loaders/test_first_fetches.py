@@ -134,6 +134,6 @@ def test_nothing_is_fetched_so_where_the_cache_is_limited(data: Path, tmp_path: 
         )
         asked(options)
         reader = dataset.epoch_reader
-        FirstFetches(reader, 2, 1).begin(reader.upcoming(), 4)
+        FirstFetches(reader, 2, 1).begin(reader.resume.upcoming(), 4)
         reader.pool.close()
         assert asked(options) == (1, 0)

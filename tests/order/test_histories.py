@@ -114,7 +114,7 @@ def go_on(history: History, saved: Saved | None) -> tuple[Place, list[EpochReade
             for reader in readers:
                 if saved is not None:
                     reader.load(saved.state, place.batch_size)
-                reader.plan(reader.upcoming(), place.batch_size)  # an epoch of this world must have an order at all
+                reader.plan(reader.resume.upcoming(), place.batch_size)  # an epoch of this world must have an order at all
         except StateError as error:
             refused(history, cast("Saved", saved), place, error, last=attempt == 2)
             continue
@@ -164,8 +164,8 @@ def read_leg(history: History, saved: Saved | None) -> Saved:
     batch = place.batch_size
     history.told.append(str(place))
     while True:
-        upcoming = readers[0].upcoming()
-        assert all(reader.upcoming() == upcoming for reader in readers[1:])
+        upcoming = readers[0].resume.upcoming()
+        assert all(reader.resume.upcoming() == upcoming for reader in readers[1:])
         if saved is not None and rng.random() < 0.2:
             # Loaded, and saved again without anything read.
             reader = rng.choice(readers)
@@ -216,8 +216,8 @@ def begin(readers: list[EpochReader], batch: int) -> tuple[list[EpochPosition], 
     points, runs = [], []
     for reader in readers:
         data_rank = reader.data_rank(batch)
-        point, _, _ = reader._resume.begin(LoaderWorker(), data_rank)
-        reader._resume._clock._seen -= 1  # as if copies in DataLoader workers had begun
+        point, _, _ = reader.resume.begin(LoaderWorker(), data_rank)
+        reader.resume._clock._seen -= 1  # as if copies in DataLoader workers had begun
         points.append(point)
         runs.append(reader.sample_order.run(point, data_rank))
     assert all(point == points[0] for point in points)
@@ -228,7 +228,7 @@ def all_left_out(history: History, readers: list[EpochReader], point: EpochPosit
     """An epoch without a batch for anybody is an error in all ranks; a history ends there."""
     for reader in readers:
         with pytest.raises(ConfigError, match="has no batches"):
-            reader._resume.run(point, reader.data_rank(batch))
+            reader.resume.run(point, reader.data_rank(batch))
     counted["epochs without a batch, refused"] += 1
     history.epochs = point.epoch
     return Saved({"epoch": point.epoch, "position": 0}, Place(1, 1, 1))
@@ -280,7 +280,7 @@ def stop(
             reader.state(batch)  # copies iterate
         return Saved(reader.state_after(upcoming, own, batch, ended=ended), place)
     # As if this process had iterated, not its workers.
-    session = reader._resume
+    session = reader.resume
     session._clock._seen += 1
     delivery = session.deliver(with_epoch_start(reader.sample_order, upcoming, reader.data_rank(batch)), run.plan, 0)
     for _ in range(own):

@@ -90,7 +90,7 @@ def test_workers_send_small_batches_together(tmp_path: Path, workers: int) -> No
 def test_groups_do_not_begin_after_some_batches_of_a_worker(tmp_path: Path) -> None:
     make_dataset(tmp_path / "data", 50)
     reader = StreamingDataset(tmp_path / "data", batch_size=5).epoch_reader
-    run = reader.sample_order.run(reader.upcoming(), reader.data_rank(5))
+    run = reader.sample_order.run(reader.resume.upcoming(), reader.data_rank(5))
     pipeline = reader.pipeline(run, LoaderWorker(), sharers=1, threads=0, skip=2)
     with pytest.raises(StateError, match="2 batches"):
         pipeline.groups()

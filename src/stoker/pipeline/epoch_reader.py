@@ -131,7 +131,7 @@ class EpochReader(RankEpochs):
         Random numbers are those of the epoch that was begun last, or that the next iteration begins. ConfigError if the chain
         does not make one sample of each, or needs a position.
         """
-        settings, epoch = self.settings, self._resume.current_epoch
+        settings, epoch = self.settings, self.resume.current_epoch
         check_by_id(settings)
         if self._by_id is None or self._by_id[0] != epoch:
             strict = replace(settings, bad_samples=None)
@@ -180,7 +180,7 @@ class EpochReader(RankEpochs):
                 except Exception:
                     progress.failed()
                     raise
-                if changed := self._resume.is_changed(progress):
+                if changed := self.resume.is_changed(progress):
                     break
                 progress.check()
                 waits.begin()
@@ -190,7 +190,7 @@ class EpochReader(RankEpochs):
                 check_as_begun(self._rank_finder, division, ranks, batch_size)
             waits.flush()
             progress.finished = not changed
-            changed = changed and self._resume.continues(progress)
+            changed = changed and self.resume.continues(progress)
 
     def batches(self, batch_size: int, override: Override | None = None) -> Iterator[Batch]:
         """This rank's (and loader worker's) batches of the next epoch, as dicts of columns; see :meth:`samples`."""
@@ -206,7 +206,7 @@ class EpochReader(RankEpochs):
         if override is not None:
             check_override(self.settings)
         while (progress := (yield from self._columns_of_run(batch_size, read, override))) is not None:
-            if not self._resume.continues(progress):
+            if not self.resume.continues(progress):
                 return
 
     def _columns_of_run(
@@ -225,7 +225,7 @@ class EpochReader(RankEpochs):
                     check_as_begun(self._rank_finder, division, ranks, batch_size)
                 progress.batch(len(found.lengths) if isinstance(found, BatchGroup) else 1)
                 yield found
-                if self._resume.is_changed(progress):
+                if self.resume.is_changed(progress):
                     return progress
                 progress.check()
                 if number >= look:
@@ -262,7 +262,7 @@ class EpochReader(RankEpochs):
             speed_up_worker(self._ring)
             if override is None and not any(step.calls for step in self.settings.steps):
                 load_at_once()
-        point, begun, inside = self._resume.begin(worker, data_rank)
+        point, begun, inside = self.resume.begin(worker, data_rank)
         if (point.partial or inside) and not by_sample:
             raise ConfigError("the state was taken inside a batch: iterate over samples for the rest of this epoch")
         if point.partial and (worker.token is not None or division is not None):
@@ -270,7 +270,7 @@ class EpochReader(RankEpochs):
         if inside and division is not None:
             raise ConfigError("the worker's state was taken inside a batch: resume without accelerate for this epoch")
         if worker.token is None and (world.world_size > 1 or self.quarantine is not None):
-            self.compare_ranks(point, data_rank, self._resume.batches_before)
+            self.compare_ranks(point, data_rank, self.resume.batches_before)
         run = self._run(point, data_rank, division)
         threads = self.executor.read_threads(worker, sharers, None if by_sample else run.plan)
         run_in = self.executor.plan(worker, threads, override, as_columns=not by_sample)
@@ -288,11 +288,11 @@ class EpochReader(RankEpochs):
             one_by_one=by_sample and not threads and run_in == "threads",
             as_columns=not by_sample,
             override=override,
-            run_again=partial(self._resume.run, point, data_rank),
+            run_again=partial(self.resume.run, point, data_rank),
             # Samples that are made as they are asked for are made in the consumer's thread.
             tune_threads=worker.token is None and bool(threads or not by_sample),
         )
-        return point.partial or inside, self._resume.deliver(point, run.plan, begun), pipeline
+        return point.partial or inside, self.resume.deliver(point, run.plan, begun), pipeline
 
     def _look_around(self, worker: LoaderWorker, world: World, *, by_sample: bool) -> None:
         """Note the division by a wrapper around this iteration, and the epoch that it names.
@@ -310,8 +310,8 @@ class EpochReader(RankEpochs):
         counts = named is not None and named.number is None
         self._rank_finder.check_thread(division, of_datasets=counts)
         self._rank_finder.check_prepared(division)
-        self._resume.follow(named)
-        if counts and self._resume.claim_warning(_COUNTS):
+        self.resume.follow(named)
+        if counts and self.resume.claim_warning(_COUNTS):
             tell_of_counting()
         # With world=World() a wrapper divides; where the dataset is given one of several ranks, none is around it.
         unseen = world.world_size == 1 and may_read_ahead()
@@ -326,22 +326,22 @@ class EpochReader(RankEpochs):
     def _run(self, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None) -> Run:
         if division is not None:
             check_division(self.sample_order, division)
-            if division.sends and division.ranks > 1 and self._resume.claim_warning(_SENDS):
+            if division.sends and division.ranks > 1 and self.resume.claim_warning(_SENDS):
                 warn_wrapper_dispatches(division)
         if self.quarantine is not None:
-            self._resume.pin_quarantine(point.epoch)
-        run = self._resume.run(point, data_rank)
+            self.resume.pin_quarantine(point.epoch)
+        run = self.resume.run(point, data_rank)
         if self._read_ahead:
             check_skipped(point, run.plan, division)
-            if point.position and not called_from("accelerate.data_loader") and self._resume.claim_warning(_SKIPS):
+            if point.position and not called_from("accelerate.data_loader") and self.resume.claim_warning(_SKIPS):
                 tell_of_skipping(point)
         if division is not None and not self._rank_finder.world.rank:
             from stoker.pipeline.ranks.outer_plan import repeated_by_wrapper
 
             again = repeated_by_wrapper(run.plan, division)
-            if again and self._resume.claim_warning(_FILLS):
+            if again and self.resume.claim_warning(_FILLS):
                 warn_wrapper_pads(point.epoch, division, again)
-        if run.plan.rank == 0 and run.plan.padding and self._resume.claim_warning(_PADS):
+        if run.plan.rank == 0 and run.plan.padding and self.resume.claim_warning(_PADS):
             tell_of_padding(point.epoch, run.plan, self.sample_order)
         return run
 

@@ -32,7 +32,7 @@ class DatasetStates(DatasetBase):
     @property
     def next_epoch(self) -> int:
         """Number of the epoch that the next iteration delivers."""
-        return self._opened.reader.upcoming().epoch
+        return self._opened.reader.resume.upcoming().epoch
 
     @checked
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:
@@ -107,17 +107,17 @@ class DatasetStates(DatasetBase):
 
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""
-        return self._opened.reader.upcoming()
+        return self._opened.reader.resume.upcoming()
 
     @property
     def states_loaded(self) -> int:
         """Number of states that were loaded into this object. Each ends the iterations that were running."""
-        return self._opened.reader.loads
+        return self._opened.reader.resume.loads
 
     @property
     def order_number(self) -> int:
         """A number that rises when a state changes the order of samples, which copies in workers that live on do not take."""
-        return self._opened.reader.order_number
+        return self._opened.reader.resume.order_number
 
     def check_alone(self) -> None:
         """Check that only this object delivers, so that it knows how far it is.
@@ -125,7 +125,7 @@ class DatasetStates(DatasetBase):
         Raises:
             StateError: copies in other processes, such as workers of a DataLoader, have begun to iterate.
         """
-        self._opened.reader.check_alone()
+        self._opened.reader.resume.check_alone()
 
     def load_state_dict(self, state: Mapping[str, Any], *, change_streams: bool = False) -> None:
         """Make the next iteration resume where ``state`` was taken. One that is running ends with a ``StateError``.

@@ -29,7 +29,7 @@ class RankEpochs:
 
     def __init__(self, resume: ResumeState, rank_finder: DataRankFinder, pool: ShardPool) -> None:
         self.pool = pool
-        self._resume = resume
+        self.resume = resume
         self._rank_finder = rank_finder
         # The wrapper that divides the samples of the iteration that began last, and the one that has asked for the length.
         self._division: OuterDivision | None = None
@@ -40,12 +40,13 @@ class RankEpochs:
     @property
     def sample_order(self) -> SampleOrder:
         """The sample order of the run."""
-        return self._resume.sample_order
+        return self.resume.sample_order
 
     @property
     def begun(self) -> bool:
         """Whether an epoch was begun or named, or a state loaded."""
-        return bool(self.loads) or self.upcoming() != EpochPosition(0, start=self.upcoming().start)
+        upcoming = self.resume.upcoming()
+        return bool(self.resume.loads) or upcoming != EpochPosition(0, start=upcoming.start)
 
     def count(self, batch_size: int) -> int:
         """Samples that are delivered here in the next epoch, if that is delivered from its beginning.
@@ -64,7 +65,7 @@ class RankEpochs:
             # accelerate would take this rank's part for the whole, and cut samples off. Without a length it takes all.
             raise TypeError("len() is undefined here: the dataset already shards by rank")
         data_rank = self._rank_finder.data_rank(batch_size, division)
-        return self.sample_order.run(self.upcoming().epoch_begin(), data_rank).plan.samples
+        return self.sample_order.run(self.resume.upcoming().epoch_begin(), data_rank).plan.samples
 
     def plan(self, point: EpochPosition, batch_size: int) -> Plan:
         """This rank's batches from ``point`` on."""
@@ -92,9 +93,9 @@ class RankEpochs:
         from stoker.order.step import ranks_asked, samples_of_step
 
         ranks = ranks_asked(rank, mine.world_size)
-        point = self._resume.latest(epoch, mine, begun_here=world is None)
+        point = self.resume.latest(epoch, mine, begun_here=world is None)
         return samples_of_step(
-            lambda at, number: self._resume.run(at, replace(mine, rank=number)),
+            lambda at, number: self.resume.run(at, replace(mine, rank=number)),
             self.pool.index.table,
             ranks,
             point,
@@ -120,26 +121,8 @@ class RankEpochs:
 
     def compare_ranks(self, point: EpochPosition, data_rank: DataRank, left: int) -> None:
         """See that all ranks read the same from ``point`` on, after ``left`` batches of the iteration before."""
-        self._rank_finder.compare(self.sample_order, point, data_rank, self._resume.loads, left)
-        self._resume.pin_quarantine(point.epoch, self._rank_finder.agree)
-
-    def upcoming(self) -> EpochPosition:
-        """The position at which the next iteration begins."""
-        return self._resume.upcoming()
-
-    @property
-    def loads(self) -> int:
-        """Number of states that were loaded. Each ends the iterations that were running."""
-        return self._resume.loads
-
-    @property
-    def order_number(self) -> int:
-        """See :attr:`~stoker.pipeline.state.resume.ResumeState.order_number`."""
-        return self._resume.order_number
-
-    def check_alone(self) -> None:
-        """Check that no copy of this in another process has begun to iterate."""
-        self._resume.check_alone()
+        self._rank_finder.compare(self.sample_order, point, data_rank, self.resume.loads, left)
+        self.resume.pin_quarantine(point.epoch, self._rank_finder.agree)
 
     def state(
         self, batch_size: int, samples: int | None = None, *, from_beginning: bool = True, ended: bool = False
@@ -162,37 +145,37 @@ class RankEpochs:
                 f"use_stateful_dataloader=True, {REMEDY}"
             )
         if worker.token is not None:
-            return self._resume.worker_state(worker, data_rank)
+            return self.resume.worker_state(worker, data_rank)
         if samples is None:
-            return self._resume.state(self._resume.here(), data_rank)
-        point = self._resume.after(samples, data_rank, from_beginning=from_beginning, ended=ended)
-        return self._resume.state(point, data_rank)
+            return self.resume.state(self.resume.here(), data_rank)
+        point = self.resume.after(samples, data_rank, from_beginning=from_beginning, ended=ended)
+        return self.resume.state(point, data_rank)
 
     def state_after(
         self, start: EpochPosition, batches: int, batch_size: int, *, ended: bool = False
     ) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``, and has ``ended``."""
-        return self._resume.state_after(start, batches, self.data_rank(batch_size), ended=ended)
+        return self.resume.state_after(start, batches, self.data_rank(batch_size), ended=ended)
 
     def load(self, state: Mapping[str, Any], batch_size: int | None, *, change_streams: bool = False) -> None:
         """Make the next iteration resume where ``state`` was taken, or begin a new epoch with other streams."""
         self._division, self._counted_for, self._read_ahead = None, None, False
         if change_streams:
-            self._resume.change(state)
+            self.resume.change(state)
         else:
             size = batch_size or 1
             data_rank = self._rank_finder.early_data_rank(size)
             # What is not known yet is checked when iteration starts.
             check = batch_size is not None and data_rank is not None
-            self._resume.load(state, LoaderWorker.detect(), data_rank or DataRank(batch_size=size), check=check)
+            self.resume.load(state, LoaderWorker.detect(), data_rank or DataRank(batch_size=size), check=check)
 
     def change(self, state: Mapping[str, Any], order: SampleOrder) -> None:
         """Continue where ``state`` was taken, in an order with other weights, as an iteration that runs does, too."""
-        self._resume.change(state, order, goes_on=True)
+        self.resume.change(state, order, goes_on=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration begin an epoch; see :meth:`stoker.loaders.dataset.StreamingDataset.set_epoch`."""
         # A wrapper calls it at the start of each epoch, on ranks too that are only sent their samples.
         self._division = self._counted_for = self._rank_finder.division()
         self._rank_finder.check_prepared(self._division)
-        self._resume.set_epoch(epoch)
+        self.resume.set_epoch(epoch)
