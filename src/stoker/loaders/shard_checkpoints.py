@@ -18,7 +18,19 @@ from stoker.pipeline.workers.worker_reader import WorkerReader
 
 
 class ShardWork:
-    """Base of a shard loader: its plan, and what its coordinator knows of all workers."""
+    """Base of a shard loader: its plan, what its coordinator knows of all workers, and its checkpoints."""
+
+    _folder: CheckpointFolder | None
+    """Where checkpoints are written; ``None``: nowhere."""
+    _saved_at: int
+    """Samples that had been delivered when one was last written."""
+    _read_ahead: bool
+    """Whether items are asked for ahead of training."""
+
+    @property
+    def config(self) -> StreamingConfig:
+        """The settings."""
+        raise NotImplementedError
 
     @property
     def _worker(self) -> WorkerReader:
@@ -97,30 +109,7 @@ class ShardWork:
             raise ConfigError(f"{what}: only Adaptive has a coordinator that knows of all workers")
         return source
 
-
-class ShardCheckpoints:
-    """Base of a shard loader: its checkpoints."""
-
-    _folder: CheckpointFolder | None
-    """Where checkpoints are written; ``None``: nowhere."""
-    _saved_at: int
-    """Samples that had been delivered when one was last written."""
-    _read_ahead: bool
-    """Whether items are asked for ahead of training."""
-
-    @property
-    def config(self) -> StreamingConfig:
-        """The settings."""
-        raise NotImplementedError
-
-    @property
-    def remainder(self) -> WorkerRemainder:
-        """The behaviour of ranks that run out before others."""
-        raise NotImplementedError
-
-    @property
-    def _worker(self) -> WorkerReader:
-        raise NotImplementedError
+    # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def get_checkpoint(self) -> Checkpoint:
         """The state to resume from, in which all that was delivered counts as done. Save it with the rest of the job's state.
@@ -191,6 +180,11 @@ class ShardCheckpoints:
         if found is not None:
             self.restore_from_checkpoint(found, any_rank=in_step or rank is not None)
         return found
+
+    @property
+    def remainder(self) -> WorkerRemainder:
+        """The behaviour of ranks that run out before others: ``remainder`` of the config, or of the dataset."""
+        return self._worker.source.remainder
 
     @property
     def in_step(self) -> bool:

@@ -16,7 +16,7 @@ from stoker.lazy import cached_property, told
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.opened import BatchSize
 from stoker.loaders.protocol import CloseOnExit
-from stoker.loaders.shard_checkpoints import ShardCheckpoints, ShardWork
+from stoker.loaders.shard_checkpoints import ShardWork
 from stoker.loaders.shard_sources import check_ranks_in_step, config_of, of_dataset, order_of_arrays, ranges_of
 from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.order.capabilities import makes_batches
@@ -42,7 +42,7 @@ from stoker.types import Ids, Transform
 __all__ = ["FILLER", "Adaptive", "Checkpoint", "StreamStats", "StreamingConfig", "StreamingShardLoader"]
 
 
-class StreamingShardLoader(ShardWork, ShardCheckpoints, CloseOnExit):
+class StreamingShardLoader(ShardWork, CloseOnExit):
     """Delivers one worker's samples or batches of a dataset, with checkpoints and statistics of its own.
 
     In lockstep (all partitions but :class:`~stoker.pipeline.workers.adaptive.Adaptive`) a worker's part follows from its
@@ -288,11 +288,6 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, CloseOnExit):
     def world(self) -> World:
         """This worker's rank, and the number of workers."""
         return World(self.config.rank, self.config.world_size, source="StreamingConfig")
-
-    @property
-    def remainder(self) -> WorkerRemainder:
-        """The behaviour of ranks that run out before others: ``remainder`` of the config, or of the dataset."""
-        return self._worker.source.remainder
 
     def stats(self) -> StreamStats:
         """Statistics of loading; cheap, at any time, from any thread."""
