@@ -104,6 +104,11 @@ class PlanLog:
         """The generation that holds at a position."""
         return self.generations[bisect.bisect_right(self.generations, position, key=lambda g: g.start) - 1]
 
+    def counts(self) -> list[tuple[Generation, int]]:
+        """The generations, each with its number of steps."""
+        ends = [generation.start for generation in self.generations[1:]] + [self.end]
+        return [(one, -(-(end - one.start) // self.step)) for one, end in zip(self.generations, ends, strict=True)]
+
     def step_at(self, position: int) -> tuple[int, int]:
         """The step that a position is in, as ``(begin, end)``. Steps are counted from their generation's beginning; the next
         generation, or the epoch's end, can cut one short.

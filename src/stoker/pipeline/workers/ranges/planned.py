@@ -77,13 +77,7 @@ class PlannedSource(RangeSource):
 
     def __len__(self) -> int:
         """Steps of an epoch, by the plan as it stands."""
-        plan = self._current.plan
-        ends = [generation.start for generation in plan.generations[1:]] + [plan.end]
-        return sum(
-            -(-(end - generation.start) // plan.step)
-            for generation, end in zip(plan.generations, ends, strict=True)
-            if self._config.rank in generation.ranks
-        )
+        return sum(steps for generation, steps in self._current.plan.counts() if self._config.rank in generation.ranks)
 
     @property
     def remainder(self) -> WorkerRemainder:
@@ -103,7 +97,7 @@ class PlannedSource(RangeSource):
         most = self._steps - 1 if self._config.prefetch_buffer_size else 0
         reader = RangeReader(self._sample_source, self._splits, self._config, batched=True, most_ahead=most)
         self._ahead = reader.ahead
-        return _chunks(reader, self._current, self._config.rank, at)
+        return reader.chunks(_parts(reader, self._current, self._config.rank, at))
 
     def advance(self) -> None:
         self._begin(self.epoch + 1, self._current.plan.generations[-1])
@@ -121,9 +115,7 @@ class PlannedSource(RangeSource):
                 f"ids_of: epoch={epoch}: the plan is that of epoch {self.epoch}, and may be changed before another"
             )
         left = step
-        ends = [generation.start for generation in plan.generations[1:]] + [plan.end]
-        for generation, end in zip(plan.generations, ends, strict=True):
-            count = -(-(end - generation.start) // plan.step)
+        for generation, count in plan.counts():
             if left < count:
                 parts = [plan.part(one, generation.start + left * plan.step) for one in ranks]
                 positions = np.concatenate([self._splits.positions(begin, last) for begin, last in parts])
@@ -202,16 +194,8 @@ class PlannedSource(RangeSource):
         return position
 
 
-def _chunks(reader: RangeReader, current: _CurrentPlan, rank: int, position: int) -> Iterator[SampleChunk]:
-    """A rank's part of each global batch from a position on."""
-    try:
-        yield from reader.read(_parts(reader, current, rank, position))
-        reader.expect(())
-    finally:
-        reader.close()
-
-
 def _parts(reader: RangeReader, current: _CurrentPlan, rank: int, position: int) -> Iterator[RangePart]:
+    """A rank's part of each global batch from a position on."""
     expected = position
     while position < current.plan.end:
         plan = current.plan

@@ -68,7 +68,7 @@ class ReplayedSource(RangeSource):
         reader = RangeReader(
             self._sample_source, self._splits, self._config, batched=self._config.batch_size is not None
         )
-        return _chunks(reader, self._ranges, at)
+        return reader.chunks(_parts(reader, self._ranges, at))
 
     def check_advance(self, *, finished: bool) -> None:  # noqa: ARG002
         """Raises ConfigError: an assignment is of one epoch."""
@@ -101,16 +101,8 @@ class ReplayedSource(RangeSource):
         return {"batch_size": self._config.batch_size, "ranges": [list(one) for one in self._ranges]}
 
 
-def _chunks(reader: RangeReader, ranges: list[tuple[int, int]], at: int) -> Iterator[SampleChunk]:
-    """The ranges one after the other, from their sample number ``at`` on."""
-    try:
-        yield from reader.read(_parts(reader, ranges, at))
-        reader.expect(())
-    finally:
-        reader.close()
-
-
 def _parts(reader: RangeReader, ranges: list[tuple[int, int]], at: int) -> Iterator[RangePart]:
+    """The ranges one after the other, from their sample number ``at`` on."""
     before = 0
     for first, last in ranges:
         for begin, end in reader.steps(first + max(0, at - before), last):
