@@ -114,7 +114,9 @@ def go_on(history: History, saved: Saved | None) -> tuple[Place, list[EpochReade
             for reader in readers:
                 if saved is not None:
                     reader.load(saved.state, place.batch_size)
-                reader.plan(reader.resume.upcoming(), place.batch_size)  # an epoch of this world must have an order at all
+                reader.plan(
+                    reader.resume.upcoming(), place.batch_size
+                )  # an epoch of this world must have an order at all
         except StateError as error:
             refused(history, cast("Saved", saved), place, error, last=attempt == 2)
             continue

@@ -58,10 +58,11 @@ class ArraySource(SampleSource):
         self.total = next(iter(lengths.values()))
         self.counts = Counts()
         self.columns = tuple(self._columns)
-        self.shards = 1
         self.table = ShardTable(np.array([self.total], dtype=np.int64))
         self._transform = transform
         self.bad_samples = bad_samples
+        if bad_samples is not None and bad_samples.on_bad_sample == "skip":
+            self.leaves_out, self.instead_of_leaving_out = "on_bad_sample='skip'", "'replace', "
         self._warned: set[bytes] = set()
 
     @property
@@ -126,9 +127,6 @@ class ArraySource(SampleSource):
             for positions in together:
                 found = read(Chunk.at(*run.order.locate(positions), positions))
                 yield ReadPart(found.values, len(positions), sorted(found.bad.items()))
-
-    def chunk(self, batch_size: int) -> int:
-        return max(batch_size, _CHUNK // 16)
 
     def labels(self, partition: Partition) -> Array | None:
         """A number for each sample, where a partition needs them.

@@ -82,25 +82,17 @@ class SampleSource(ABC):
         table: where the ids of each shard begin.
         bad_samples: what becomes of bad samples; ``None``: they are errors.
         takes_batch: the step by which only batches can be delivered; empty: there is none.
+        leaves_out: the setting by which a batch may have fewer or more samples than places; empty: there is none.
+        instead_of_leaving_out: the setting that leaves batches as long as they are, as a part of a list in a message; empty:
+            there is none.
     """
 
     counts: Counts
-    columns: tuple[str, ...]
-    shards: int
     table: ShardTable
     bad_samples: BadSamples | None
     takes_batch: str = ""
-
-    @property
-    def leaves_out(self) -> str:
-        """The setting by which a batch may have fewer or more samples than places; empty where there is none."""
-        skips = self.bad_samples is not None and self.bad_samples.on_bad_sample == "skip"
-        return "on_bad_sample='skip'" if skips else ""
-
-    @property
-    def instead_of_leaving_out(self) -> str:
-        """The setting that leaves batches as long as they are, as a part of a list in a message; empty: there is none."""
-        return "'replace', " if self.leaves_out else ""
+    leaves_out: str = ""
+    instead_of_leaving_out: str = ""
 
     @abstractmethod
     def bad_sample_log(self) -> BadSampleLog | None:
@@ -128,10 +120,6 @@ class SampleSource(ABC):
         """
         return None
 
-    @abstractmethod
-    def chunk(self, batch_size: int) -> int:
-        """About how many samples are best read in one step."""
-
     @property
     def execution(self) -> Execution | None:
         """The choice of what runs the functions of samples; ``None``: the thread that reads ahead."""
@@ -156,25 +144,16 @@ class PoolSource(SampleSource):
         self.counts = self.pool.counts
         self.shards = len(self.pool.index)
         self.table = self.pool.index.table
-        self.columns = tuple(reader.settings.columns or self.pool.index.columns)
         self._reader = reader
         self._sharers = sharers
         self._settings = reader.settings
         self.bad_samples = reader.settings.bad_samples
         self.takes_batch = as_chain(reader.settings.transform).takes_batch
+        self.leaves_out = reader.settings.leaves_out
+        self.instead_of_leaving_out = reader.settings.instead_of_leaving_out
         self._amounts = replace(reader.settings.amounts, sharers=sharers)
         self.pool.share(sharers)
         self._expected: dict[int, None] = {}
-
-    @property
-    def leaves_out(self) -> str:
-        """See :class:`SampleSource`."""
-        return self._settings.leaves_out
-
-    @property
-    def instead_of_leaving_out(self) -> str:
-        """See :class:`SampleSource`."""
-        return self._settings.instead_of_leaving_out
 
     @property
     def execution(self) -> Execution | None:
@@ -242,9 +221,6 @@ class PoolSource(SampleSource):
         for batch, places in self._pipeline(of, notes, one_by_one=False).placed_batches():
             done += places
             yield ReadPart(batch, places, notes.take(done - places, done) if notes.waiting else ())
-
-    def chunk(self, batch_size: int) -> int:
-        return self._amounts.chunk(batch_size, one_by_one=False)
 
     def expect(self, shards: Iterable[int]) -> None:
         before, self._expected = self._expected, dict.fromkeys(shards)
