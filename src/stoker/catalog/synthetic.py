@@ -24,11 +24,9 @@ _SHARD_BYTES: Final = 1 << 26
 _MOST_SHARDS: Final = 1 << 20
 
 
-class _NoFiles(DiskCache):
-    """Shards that need no file are always there."""
-
-    def describe(self, info: ShardInfo) -> str:
-        return f"synthetic samples from {info.detail.first if isinstance(info.detail, SpanDetail) else 0} on"
+class _MadeSpan(SpanDetail):
+    def __str__(self) -> str:
+        return f"synthetic samples from {self.first} on"
 
 
 def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) -> DatasetLocation:  # noqa: B008 - frozen
@@ -48,10 +46,10 @@ def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) ->
     shards = []
     for first in range(0, samples, most):
         count = min(most, samples - first)
-        detail = SpanDetail(count * width, f"{kind}\0{first}", first)
+        detail = _MadeSpan(count * width, f"{kind}\0{first}", first)
         shards.append(ShardInfo(MADE, count, (), (), None, spec, detail))
     root = default_cache(MADE, None)
-    return DatasetLocation(Index(shards, where=MADE), _NoFiles(root, None, settings), (root,))
+    return DatasetLocation(Index(shards, where=MADE), DiskCache(root, None, settings), (root,))
 
 
 def _count(options: Mapping[str, Any], name: str, usual: int | None, least: int) -> int:

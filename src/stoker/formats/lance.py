@@ -136,6 +136,10 @@ class LanceSpan:
     first: int
     number: int
 
+    def __str__(self) -> str:
+        version = self.table.facts.version
+        return f"{self.table.url} (version {version}), fragment {self.fragment} from row {self.first} on"
+
 
 class _Decoded:
     """Columns of all rows of a span, as what decoded memory keeps."""

@@ -33,16 +33,6 @@ _MOST_RETRIES: Final = 3
 _SPAN_ROWS: Final = 8192
 
 
-class LanceRows(DiskCache):
-    """Shards that need no file are always there."""
-
-    def describe(self, info: ShardInfo) -> str:
-        span = info.detail
-        assert isinstance(span, LanceSpan)
-        version = span.table.facts.version
-        return f"{span.table.url} (version {version}), fragment {span.fragment} from row {span.first} on"
-
-
 def open_lance(
     given: object,
     options: Mapping[str, Any] | None,
@@ -90,7 +80,7 @@ def open_lance(
     root = default_cache(table.url, storage_options)
     return DatasetLocation(
         Index(shards, where=table.url),
-        LanceRows(root, None, settings),
+        DiskCache(root, None, settings),
         (root,),
         facts.mark,
         origin_of(given, storage_options),
