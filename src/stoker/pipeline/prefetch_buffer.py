@@ -80,11 +80,6 @@ class PrefetchBuffer(Generic[_T]):
             self._thread.start()
 
     @property
-    def ready(self) -> int:
-        """Samples in the buffer."""
-        return self._shared.samples
-
-    @property
     def resting(self) -> bool:
         """Whether the thread adds nothing now: the buffer is full, or the iterator has ended."""
         return self._shared.resting

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,9 +14,8 @@ import numpy as np
 from stoker.concurrency.forks import ProcessLock
 from stoker.concurrency.threads import Threads
 from stoker.formats.unstacked import spread
-from stoker.pipeline.chunks.chunk import Chunk, ChunkOthers, OtherIds
+from stoker.pipeline.chunks.chunk import ChunkOthers, OtherIds
 from stoker.pipeline.joins.other_reader import OtherReader
-from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.projection import LeadingJoin
 from stoker.reading.samples import distinct_shards, read_samples
 from stoker.reading.shard_pool import ShardPool
@@ -41,19 +39,16 @@ class LeadingJoins:
         found: list[Ids] = []
         for join, reader in zip(self.joins, self.readers, strict=True):
             if join.key is None:
-                found.append(self._ids(shards, rows))
+                found.append(self._pool.index.table.ids(shards, rows))
                 continue
             source, column = join.key
             keys = self._keys_of(source, found, column) if source else self._own_keys(shards, rows, column)
             found.append(reader.find(join.step.on[1], keys, f"{join.step.told}: column {join.step.on[0]!r}"))
         return tuple(found)
 
-    def _ids(self, shards: Ids, rows: Ids) -> Ids:
-        return self._pool.index.table.ids(shards, rows)
-
     def _own_keys(self, shards: Ids, rows: Ids, column: str) -> Column:
         if column == self._pool.ids:
-            return self._ids(shards, rows)
+            return self._pool.index.table.ids(shards, rows)
         return read_samples(self._pool, shards, rows, [column])[column]
 
     def _keys_of(self, source: int, found: Sequence[Ids], column: str) -> Column:
@@ -65,29 +60,10 @@ class LeadingJoins:
         return keys if len(there) == len(ids) else spread(keys, there.tolist(), len(ids))
 
     @property
-    def leave_out(self) -> bool:
-        """Whether samples are dropped for which a join has none."""
-        return any(join.known and join.step.missing == "leave_out" for join in self.joins)
-
-    def without_unmatched(self, chunk: Chunk) -> Chunk:
-        """A chunk that is not read yet, without the samples that a join leaves out."""
-        if chunk.values is not None:  # which are left out is found as they are joined
-            return chunk
-        others = chunk.other_ids
-        if others is None:
-            try:
-                others = self.others(chunk.shards, chunk.rows)
-            except Exception as error:
-                if not is_of_sample(error):
-                    raise
-                return chunk  # which of them is bad is found where they are read
-        gone = [
-            ids < 0
-            for join, ids in zip(self.joins, others, strict=True)
-            if join.known and join.step.missing == "leave_out"
-        ]
-        kept = None if not np.any(gone) else np.flatnonzero(~np.logical_or.reduce(gone))
-        return replace(chunk, others=ChunkOthers(others), kept=kept)
+    def leave_out(self) -> list[int]:
+        """Numbers of the joins that drop samples for which they have none."""
+        joins = enumerate(self.joins)
+        return [number for number, join in joins if join.known and join.step.missing == "leave_out"]
 
 
 class JoinPrefetch:
@@ -107,7 +83,7 @@ class JoinPrefetch:
         self._waiting: deque[ChunkOthers] = deque()
         self._closed = False
         self._needed: list[dict[int, int]] = [{} for _ in self._others]
-        self._most = [max(1, other.amounts.most_shards // sharers) for other in self._others]
+        self._most = [max(1, other.settings.amounts.most_shards // sharers) for other in self._others]
         for other, needed in zip(self._others, self._needed, strict=True):
             other.pool.expect(needed.keys())
         self._lock = ProcessLock()
@@ -191,5 +167,5 @@ def join_prefetch(leading: LeadingJoins, sharers: int, *, read_here: bool) -> Jo
     """
     keyed = any(join.key is not None for join in leading.joins)
     # Reading keys ahead, or what another process opens by itself, is of use only where there is something to fetch.
-    near = all(reader.other.amounts.near for reader in leading.readers)
+    near = all(reader.other.settings.amounts.near for reader in leading.readers)
     return None if near and (keyed or not read_here) else JoinPrefetch(leading, sharers, keyed=keyed)

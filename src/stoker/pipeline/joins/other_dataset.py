@@ -9,7 +9,6 @@ from typing import Any
 from stoker.errors import ConfigError
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.transforms import EpochReaderSettings
-from stoker.policy import ReadAmounts
 from stoker.reading.chain import as_chain
 from stoker.reading.projection import stored_names
 from stoker.reading.row_reader import RowReader
@@ -60,15 +59,10 @@ class OtherDataset:
         return self.table.total
 
     @property
-    def amounts(self) -> ReadAmounts:
-        """Amounts of it that may be open and read at a time."""
-        return self.settings.amounts
-
-    @property
     def most_shards(self) -> int | None:
         """Shards that this process may have open; ``None`` where its cache has no limit."""
-        limited = self.amounts.limit is not None
-        return replace(self.amounts, sharers=self._sharers).most_shards if limited else None
+        limited = self.settings.amounts.limit is not None
+        return replace(self.settings.amounts, sharers=self._sharers).most_shards if limited else None
 
     @property
     def about(self) -> list[dict[str, Any]]:
@@ -149,7 +143,7 @@ class OtherDataset:
         """Say how many processes of this node read through the same caches; args are those of the pool's method."""
         self._sharers = sharers
         self.pool.share(sharers, readers)
-        self.pool.most_open = min(self.pool.most_open, replace(self.amounts, sharers=sharers).most_shards)
+        self.pool.most_open = min(self.pool.most_open, replace(self.settings.amounts, sharers=sharers).most_shards)
         for other in self._nested:
             other.share(sharers, readers)
 

@@ -222,7 +222,7 @@ class OtherReader:
             logger.warning(
                 "cache_limit=%s of %r holds fewer shards than samples that are read together lie in, which are fetched again "
                 "and again. Raise it, or write the dataset in the order of the one that it is joined to",
-                other.amounts.limit,
+                other.settings.amounts.limit,
                 other.name,
             )
         reader = ShardByShard(
@@ -230,8 +230,8 @@ class OtherReader:
             columns,
             whole=whole,
             most_shards=most,
-            most_bytes=other.amounts.group_bytes,
-            sample_bytes=other.amounts.sample_bytes,
+            most_bytes=other.settings.amounts.group_bytes,
+            sample_bytes=other.settings.amounts.sample_bytes,
         )
         try:
             return reader.read(shards, rows)

@@ -13,10 +13,11 @@ import numpy as np
 from stoker.errors import ConfigError, SampleError, TransformError
 from stoker.formats.unstacked import rows_of, spread
 from stoker.lazy import cached_property
-from stoker.pipeline.chunks.chunk import Chunk
+from stoker.pipeline.chunks.chunk import Chunk, ChunkOthers
 from stoker.pipeline.joins.leading import LeadingJoins
 from stoker.pipeline.joins.other_reader import OtherReader, taken
 from stoker.pipeline.stages.stage import ChunkStage, Numbered, SamplesStage
+from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.row_reader import Rows
 from stoker.reading.sample_errors import SampleLocation, beside, transform_error
 from stoker.reading.steps import BAD, LEFT_OUT, Beside, same_name
@@ -208,11 +209,22 @@ class LeaveOutUnmatched(ChunkStage):
     """Drops samples, before they are read, that a join will leave out: their keys are read first."""
 
     def __init__(self, leading: LeadingJoins) -> None:
-        self._leading = leading
+        self._leading, self._dropping = leading, leading.leave_out
 
     def apply(self, chunk: Chunk) -> Chunk:
         """See the base class."""
-        return self._leading.without_unmatched(chunk)
+        if chunk.values is not None:  # which are left out is found as they are joined
+            return chunk
+        others = chunk.other_ids
+        if others is None:
+            try:
+                others = self._leading.others(chunk.shards, chunk.rows)
+            except Exception as error:
+                if not is_of_sample(error):
+                    raise
+                return chunk  # which of them is bad is found where they are read
+        gone = np.any([others[number] < 0 for number in self._dropping], axis=0)
+        return replace(chunk, others=ChunkOthers(others), kept=np.flatnonzero(~gone) if gone.any() else None)
 
 
 class Layout(ChunkStage):
