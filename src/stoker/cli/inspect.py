@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cli.arguments import integer
 from stoker.cli.running import add_format, add_json, add_storage_options, arguments_of, print_json
-from stoker.cli.terminal import make_console, make_pairs, make_table
+from stoker.cli.terminal import make_console, make_pairs, make_table, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
     from stoker.inspection import DatasetFacts
+    from stoker.inspection.facts import LayoutFacts, TokenFacts
 
 _WIDEST: Final = 48
 
@@ -28,7 +29,25 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("url", metavar="URL", help="a directory or URL of any format, a file, or a pattern")
     add_format(parser)
     parser.add_argument("--samples", type=integer(0), default=3, metavar="N", help="samples to show; default: 3")
-    parser.add_argument("--count", action="store_true", help="read whole files where only that tells their samples")
+    parser.add_argument(
+        "--count",
+        action="store_true",
+        help="read whole files where only that tells their samples, or the lengths of all documents",
+    )
+    parser.add_argument("--column", metavar="NAME", help="column of token ids; default: input_ids, token_ids or tokens")
+    parser.add_argument(
+        "--token-dtype",
+        metavar="NAME",
+        help="what bytes, or .bin files that are one array of tokens, hold: uint16, ...",
+    )
+    parser.add_argument(
+        "--sequence-length",
+        dest="sequence_lengths",
+        action="append",
+        type=integer(1),
+        metavar="N",
+        help="compare the layouts of the token loaders for rows of N tokens; may be given again; default: 2048, 4096, 8192",
+    )
     parser.add_argument("--pictures", action="store_true", help="draw images, where stdout is a terminal with colours")
     add_storage_options(parser)
     add_json(parser)
@@ -56,6 +75,8 @@ def _print(console: Console, facts: DatasetFacts, *, pictures: bool) -> None:
         shape = "varies" if column.shape is None else str(column.shape) if column.shape else "-"
         table.add_row(*(Text(text) for text in (_plain(column.name), _plain(column.type), shape)))
     console.print(table)
+    if facts.tokens is not None:
+        _print_tokens(console, facts.tokens)
     for number, sample in enumerate(facts.preview):
         console.print()
         console.print(make_pairs(f"sample {number}", [(_plain(name), shown.text) for name, shown in sample.items()]))
@@ -65,6 +86,52 @@ def _print(console: Console, facts: DatasetFacts, *, pictures: bool) -> None:
     for note in facts.notes:
         console.print()
         console.print(Text(f"note: {_plain(note)}"))
+
+
+def _print_tokens(console: Console, facts: TokenFacts) -> None:
+    from rich.text import Text
+
+    from stoker.display import counted
+
+    rows = [("column", facts.column)] if facts.column else []
+    rows += [("dtype", facts.dtype or "not told by the column's type")]
+    unknown = "not told by the files" if facts.column is None else "not counted; --count reads all"
+    rows += [("documents", unknown if facts.documents is None else f"{facts.documents:,}")]
+    rows += [("tokens", unknown if facts.tokens is None else f"{facts.tokens:,}")]
+    if told := facts.tokenizer:
+        eos = "no token is put behind" if told.get("eos_id") is None else f"token {told['eos_id']} ends"
+        hashed = str(told.get("tokenizer_sha256", ""))[:12]
+        rows += [("tokenizer", f"of {told.get('vocab_size', 0):,} ids, sha256 {hashed}...; {eos} each document")]
+    sampled = facts.looked_at_tokens != facts.tokens
+    of = f"{'a sample of ' if sampled else ''}{counted(facts.looked_at, 'document')}"
+    if facts.lengths:
+        quantiles = ", ".join(f"{name.replace('%', ' %')} {length:,}" for name, length in facts.lengths.items())
+        rows += [("lengths", f"{quantiles}, of {of}")]
+    console.print()
+    console.print(make_pairs("tokens", rows))
+    if not facts.layouts:
+        return
+    layouts = list(dict.fromkeys(one.layout for one in facts.layouts))
+    title = f"waste of each layout, of {of}" if facts.looked_at else "waste"
+    table = make_table(("tokens a row", *layouts), title=title, left=layouts, fold=True)
+    for length in dict.fromkeys(one.sequence_length for one in facts.layouts):
+        cells = [_waste(one, facts.looked_at_tokens) for one in facts.layouts if one.sequence_length == length]
+        table.add_row(*(Text(text) for text in (f"{length:,}", *cells)))
+    console.print()
+    print_table(console, table)
+
+
+def _waste(layout: LayoutFacts, tokens: int) -> str:
+    """The padding of a layout, and what becomes of documents that are longer than a row."""
+    if layout.layout == "concat":
+        return f"0 %; {layout.padding:,} in the last row"
+    padding = f"{layout.padding / max(1, layout.rows * layout.sequence_length):.2%} padding".replace("%", " %")
+    if not layout.longer:
+        return padding
+    if layout.layout == "pad":
+        return f"an error: {layout.longer:,} longer"
+    cut = f"{layout.cut / max(1, tokens):.2%} cut".replace("%", " %")
+    return f"{padding}, {cut if layout.layout == 'truncate' else f'{layout.longer:,} split'}"
 
 
 def _rows(facts: DatasetFacts) -> list[tuple[str, str]]:

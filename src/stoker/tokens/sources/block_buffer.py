@@ -265,7 +265,7 @@ def packed_rows(source: TokenSource, bounds: Ids, settings: LMSettings, too_long
     for cell, (first, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
         lengths = np.concatenate([next(found) for _ in range(first, stop)])
         try:
-            counts[cell] = pack_documents(_lengths_only(lengths), settings, too_long).count
+            counts[cell] = rows_of_lengths(lengths, settings, too_long)
         except FormatError as error:
             raise _named(error, source, range(first, stop), settings) from None
     return counts
@@ -289,7 +289,8 @@ def _named(error: FormatError, source: TokenSource, groups: Sequence[int], setti
     return error
 
 
-def _lengths_only(lengths: Ids) -> Ragged:
-    """Documents of which nothing but their lengths is of interest, without memory for tokens."""
+def rows_of_lengths(lengths: Ids, settings: LMSettings, too_long: TooLong) -> int:
+    """The number of rows that documents of these lengths fill when they are packed, without memory for tokens."""
     offsets = offsets_of(lengths)
-    return Ragged(np.broadcast_to(np.zeros((), dtype=np.uint8), (int(offsets[-1]),)), offsets)
+    documents = Ragged(np.broadcast_to(np.zeros((), dtype=np.uint8), (int(offsets[-1]),)), offsets)
+    return pack_documents(documents, settings, too_long).count

@@ -20,7 +20,7 @@ from stoker.catalog.unindexed.open_files import OnBadFiles, open_unindexed, unin
 from stoker.concurrency.shared.counters import Counts
 from stoker.display import with_article
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.formats.parquet.facts import NULLS, RowGroup, choose_tokens, token_column, token_counts
+from stoker.formats.parquet.facts import RowGroup, choose_tokens, document_counts, token_column, token_counts
 from stoker.formats.parquet.pages import OtherPagesError
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.reading.bad_samples import is_of_sample
@@ -108,8 +108,6 @@ class ParquetSource(ShardSource):
         index = self._location.index
         names: list[str] = []
         file = np.empty(len(index), dtype=np.int64)
-        # Values of the column that are null stand for rows without tokens; a null token is an error when it is read.
-        nulls = np.empty(len(index), dtype=np.int64)
         last: object = None
         for number, shard in enumerate(index.shards):
             group = shard.detail
@@ -118,11 +116,8 @@ class ParquetSource(ShardSource):
                 last = group.file
                 names.append(self._name(group.file.key))
             file[number] = len(names) - 1
-            nulls[number] = group.file.chunks[group.index, 0, NULLS]
         tokens = token_counts(index, self.column)
-        rows = index.sizes - nulls
-        # As many nulls as rows, and tokens none the less: some nulls are tokens. With a document the row group is read.
-        rows[(rows == 0) & (tokens > 0)] = 1
+        rows = document_counts(index, self.column, tokens)
         if (unknown := np.flatnonzero(tokens < 0)).size:
             rows[unknown], tokens[unknown] = self._count(unknown)
         if self._salvage and (nulled := np.flatnonzero(rows < 0)).size:
