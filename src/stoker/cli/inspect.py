@@ -102,6 +102,10 @@ def _print_tokens(console: Console, facts: TokenFacts) -> None:
         eos = "no token is put behind" if told.get("eos_id") is None else f"token {told['eos_id']} ends"
         hashed = str(told.get("tokenizer_sha256", ""))[:12]
         rows += [("tokenizer", f"of {told.get('vocab_size', 0):,} ids, sha256 {hashed}...; {eos} each document")]
+    if "packed" in told:
+        rows += [
+            ("packed", f"what is called a document here is a row of documents of at most {told['packed']:,} tokens")
+        ]
     sampled = facts.looked_at_tokens != facts.tokens
     of = f"{'a sample of ' if sampled else ''}{counted(facts.looked_at, 'document')}"
     if facts.lengths:

@@ -56,6 +56,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="special tokens in a text are these; otherwise text like any other",
     )
+    parser.add_argument(
+        "--pack",
+        type=integer(1),
+        metavar="N",
+        help="put several documents into each row of at most N tokens; column seq_lengths has their lengths",
+    )
     parser.add_argument("--processes", type=integer(1), metavar="N", help="default: one a processor")
     add_engine(parser)
     parser.add_argument("--output-column", metavar="NAME", default="input_ids", help="default: input_ids")
@@ -85,8 +91,9 @@ def run(chosen: argparse.Namespace) -> None:
         return
     left_out = f", {done.empty:,} empty ones left out" if done.empty else ""
     before = " more" if done.resumed else ""
+    packed = "" if done.rows is None else f", packed into {counted(done.rows, 'row')}"
     sys.stdout.write(
-        f"{done.tokens:,}{before} tokens ({done.dtype}) of {counted(done.documents, 'document')}{left_out}, in "
+        f"{done.tokens:,}{before} tokens ({done.dtype}) of {counted(done.documents, 'document')}{left_out}{packed}, in "
         f"{counted(done.files, 'file')} "
         f"at {chosen.dst}; {done.tokens / max(done.seconds, 1e-9) / 1e6:.2f} M tokens/s\n"
     )

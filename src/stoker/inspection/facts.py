@@ -175,7 +175,8 @@ class TokenFacts:
         looked_at_tokens: tokens of these.
         lengths: of these, tokens in a document: ``min``, ``5%``, ``50%``, ``95%``, ``99%`` and ``max``.
         layouts: the waste of each layout for each sequence length.
-        tokenizer: what :func:`~stoker.tokens.tokenize` noted: ``vocab_size``, ``eos_id`` and ``tokenizer_sha256``.
+        tokenizer: what :func:`~stoker.tokens.tokenize` noted: ``vocab_size``, ``eos_id`` and ``tokenizer_sha256``,
+            and ``packed``, the most tokens of a row, where what are documents here are rows of packed ones.
     """
 
     column: str | None

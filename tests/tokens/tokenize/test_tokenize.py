@@ -241,26 +241,88 @@ def test_mds_of_tokens_is_read_by_the_pipeline(tmp_path: Path, tokenizer_file: P
     assert (facts.documents, facts.tokens, facts.tokenizer["eos_id"]) == (done.documents, done.tokens, 0)
 
 
+def _packed_rows(folder: Path, to: str) -> list[list[tuple[int, ...]]]:
+    """The documents of each row, as a StreamingDataset reads them."""
+    dataset = StreamingDataset(local=str(folder), batch_size=4, format="parquet" if to == "parquet" else None)
+    rows = []
+    for number in range(dataset.size):
+        sample = dataset[number]
+        lengths = np.asarray(sample["seq_lengths"])
+        assert lengths.dtype == np.int32
+        assert lengths.sum() == len(sample["input_ids"])
+        parts = np.split(np.asarray(sample["input_ids"]), np.cumsum(lengths)[:-1])
+        rows.append([tuple(part.tolist()) for part in parts])
+    return rows
+
+
+@pytest.mark.parametrize("to", ["parquet", "mds"])
+@pytest.mark.parametrize("size", [16, 48, 200])
+def test_packed_rows_are_those_of_the_loader_that_packs_while_it_reads(
+    size: int, to: Any, tmp_path: Path, tokenizer_file: Path
+) -> None:
+    source = sources(tmp_path / "src", "parquet")
+    options: dict[str, Any] = {"processes": 1, "append_eos": True}
+    done = tokenize(source, tmp_path / "packed", tokenizer_file, **options, pack=size, format=to)
+    rows = _packed_rows(tmp_path / "packed", to)
+    assert (done.rows, done.documents) == (len(rows), len(DOCUMENTS))
+    assert done.tokens == sum(len(part) for row in rows for part in row)
+    tokenize(source, tmp_path / "documents", tokenizer_file, **options)
+    shard = ShardConfig.single()
+    found = []
+    for batch in StreamingParquetLoader(tmp_path / "documents", shard, 3, size, layout="pack", pad_id=0, shuffle=False):
+        for ids, positions, mask in zip(batch.input_ids, batch.position_ids, batch.attention_mask, strict=True):
+            starts = np.flatnonzero((positions == 0) & (mask == 1))
+            ids = ids[mask == 1]
+            found.append([tuple(part.tolist()) for part in np.split(ids, starts[1:])])
+    assert rows == found
+    facts = inspect(tmp_path / "packed").tokens
+    assert facts is not None
+    assert (facts.documents, facts.tokenizer["packed"]) == (len(rows), size)
+
+
+def test_packed_rows_of_many_windows_have_each_token_once(
+    tmp_path: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(texts, "_BLOCK", 1000)
+    monkeypatch.setattr(sinks, "_MOST_PACKED", 700)
+    source = sources(tmp_path / "src", "jsonl")
+    tokenize(source, tmp_path / "packed", tokenizer_file, processes=1, pack=64, row_group_tokens=300)
+    rows = _packed_rows(tmp_path / "packed", "parquet")
+    tokenize(source, tmp_path / "documents", tokenizer_file, processes=1)
+    pieces = [
+        tuple(row[first : first + 64]) for row in rows_of(tmp_path / "documents") for first in range(0, len(row), 64)
+    ]
+    assert sorted(part for row in rows for part in row) == sorted(pieces)
+    assert all(sum(map(len, row)) <= 64 for row in rows)
+    StreamingParquetLoader(tmp_path / "packed", ShardConfig.single(), 1, 64, layout="pad", pad_id=0)
+    assert "has packed rows: column 'seq_lengths'" in caplog.text
+    with pytest.raises(ConfigError, match="output_column must be another name"):
+        tokenize(source, tmp_path / "other", tokenizer_file, pack=64, output_column="seq_lengths")
+    with pytest.raises(ConfigError, match="pack must be at least 1"):
+        tokenize(source, tmp_path / "other", tokenizer_file, pack=0)
+
+
 class StopError(Exception):
     """Stands for whatever ends a run."""
 
 
-@pytest.mark.parametrize("stop", [0, 1, 7, 30])
+@pytest.mark.parametrize(("stop", "pack"), [(0, None), (1, None), (7, None), (30, None), (7, 40)])
 def test_a_run_that_ends_leaves_nothing_that_looks_whole_and_can_be_resumed(
-    tmp_path: Path, tokenizer_file: Path, stop: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer_file: Path, stop: int, pack: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = sources(tmp_path / "src", "txt")
     whole, dst = tmp_path / "whole", tmp_path / "dst"
-    options: dict[str, Any] = {"processes": 1, "file_tokens": 700, "row_group_tokens": 300}
+    monkeypatch.setattr(sinks, "_MOST_PACKED", 250)
+    options: dict[str, Any] = {"processes": 1, "file_tokens": 700, "row_group_tokens": 300, "pack": pack}
     tokenize(source, whole, tokenizer_file, **options)
     write = sinks.TokenFileWriter.write_block
     seen: list[int] = []
 
-    def failing(self: sinks.TokenFileWriter, documents: Ragged) -> None:
-        seen.append(len(documents))
+    def failing(self: sinks.TokenFileWriter, *columns: Ragged, blocks: int = 1) -> None:
+        seen.append(len(columns[0]))
         if len(seen) > stop:
             raise StopError
-        write(self, documents)
+        write(self, *columns, blocks=blocks)
 
     monkeypatch.setattr(sinks.TokenFileWriter, "write_block", failing)
     with pytest.raises(StopError):
@@ -273,21 +335,29 @@ def test_a_run_that_ends_leaves_nothing_that_looks_whole_and_can_be_resumed(
         with pytest.raises(ConfigError, match="other settings"):
             tokenize(source, dst, tokenizer_file, **{**options, "file_tokens": 701}, resume=True)
     done = tokenize(source, dst, tokenizer_file, **options, resume=True)
-    assert done.resumed <= stop
+    assert done.resumed <= (stop if pack is None else 60)
     assert stop < 7 or done.resumed > 0
     assert _contents(dst) == _contents(whole)
 
 
 @pytest.mark.s3
+@pytest.mark.parametrize("pack", [None, 40])
 @pytest.mark.parametrize("to", ["parquet", "mds"])
 def test_tokens_go_to_a_url_and_a_stopped_run_is_resumed_there(
-    tmp_path: Path, tokenizer_file: Path, to: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer_file: Path, to: str, pack: int | None, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "src"
     source.mkdir()
     for number, text in enumerate(DOCUMENTS):
         (source / f"{number:02}.txt").write_text(text)
-    options: dict[str, Any] = {"processes": 1, "file_tokens": 700, "row_group_tokens": 300, "format": to}
+    options: dict[str, Any] = {
+        "processes": 1,
+        "file_tokens": 700,
+        "row_group_tokens": 300,
+        "format": to,
+        "pack": pack,
+    }
+    monkeypatch.setattr(sinks, "_MOST_PACKED", 250)
     monkeypatch.setattr(MDSWriter, "__init__", partialmethod(MDSWriter.__init__, size_limit=800))
     tokenize(source, tmp_path / "whole", tokenizer_file, **options)
     url, options["storage_options"] = f"{bucket.url}/tokens", bucket.storage_options
@@ -380,16 +450,16 @@ def test_mds_is_resumed(tmp_path: Path, tokenizer_file: Path, monkeypatch: pytes
 def _stopped(
     source: Path, dst: Path | str, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> None:
-    """A run that ends after 20 blocks."""
+    """A run that ends after 20 blocks, or 10 windows of packed rows."""
     sink = sinks.TokenShardWriter if options.get("format") == "mds" else sinks.TokenFileWriter
     write = sink.write_block
     seen: list[int] = []
 
-    def failing(self: Any, documents: Ragged) -> None:
-        seen.append(len(documents))
-        if len(seen) > 20:
+    def failing(self: Any, *columns: Ragged, blocks: int = 1) -> None:
+        seen.append(len(columns[0]))
+        if len(seen) > (10 if options.get("pack") else 20):
             raise StopError
-        write(self, documents)
+        write(self, *columns, blocks=blocks)
 
     with monkeypatch.context() as patched:
         patched.setattr(sink, "write_block", failing)

@@ -217,6 +217,9 @@ def _file(facts: FileFacts, indices: Sequence[int]) -> FileInfo:
 TOKEN_COLUMNS: Final = ("input_ids", "token_ids", "tokens")
 """Names by which a token column is found, the first that is there."""
 
+DOCUMENT_LENGTHS: Final = "seq_lengths"
+"""The column of the tokens of each document in a packed row, by the name that TRL's packing gives it."""
+
 _TOKENS = re.compile(r"list<u?int(?:8|16|32|64)>")
 
 

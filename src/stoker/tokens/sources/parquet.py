@@ -20,7 +20,14 @@ from stoker.catalog.unindexed.open_files import OnBadFiles, open_unindexed, unin
 from stoker.concurrency.shared.counters import Counts
 from stoker.display import with_article
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.formats.parquet.facts import RowGroup, choose_tokens, document_counts, token_column, token_counts
+from stoker.formats.parquet.facts import (
+    DOCUMENT_LENGTHS,
+    RowGroup,
+    choose_tokens,
+    document_counts,
+    token_column,
+    token_counts,
+)
 from stoker.formats.parquet.pages import OtherPagesError
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.reading.bad_samples import is_of_sample
@@ -273,6 +280,13 @@ def _find_column(given: Files, storage_options: StorageOptions | None, *, skip_b
         one = headers.read(file, skip_bad=skip_bad)
         if isinstance(one, BadFile) or not one.samples:
             continue
+        if DOCUMENT_LENGTHS in one.spec["columns"]:
+            logger.warning(
+                "%s has packed rows: column %r says how long the documents in each are, and this loader takes a row for one "
+                "document. Read packed rows with StreamingDataset, or give files of documents, which layout='pack' packs",
+                found.store.url_of(file.key),
+                DOCUMENT_LENGTHS,
+            )
         return choose_tokens(one.spec["columns"], f"{found.store.url_of(file.key)}: ")
     raise ConfigError(
         f"{found.source.root}: there are no tokens: none of the first {len(found.files[:_MOST_LOOKED_AT])} files has rows"

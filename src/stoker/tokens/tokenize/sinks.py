@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ import numpy as np
 from stoker.arguments import must_know
 from stoker.errors import ConfigError, CorruptDataError, StokerError
 from stoker.formats.parquet.arrow import pyarrow
+from stoker.formats.parquet.facts import DOCUMENT_LENGTHS
 from stoker.index.index import INDEX_NAME
 from stoker.storage import Store, is_local
 from stoker.storage.files.file_errors import file_errors
@@ -30,7 +31,10 @@ from stoker.storage.job_record import (
     write_record,
 )
 from stoker.storage.unfinished import MARK
-from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.layouts.bin_packing import pack_documents
+from stoker.tokens.layouts.pack import PackLayout
+from stoker.tokens.settings import LMSettings
+from stoker.tokens.sources.ragged import Ragged, gather_spans, offsets_of
 from stoker.writing.base import FileSetWriter, WriterOptions
 from stoker.writing.destination import OutPath, open_destination
 from stoker.writing.parquet_writer import read_parquet_footer
@@ -41,6 +45,8 @@ _RECORD: Final = ".stoker_tokenize.json"
 _BLOCKS: Final = "stoker.blocks"
 """Key of a Parquet file's metadata: how many blocks of text are in it."""
 _CODECS: Final = ("none", "snappy", "gzip", "brotli", "lz4", "zstd")
+# A window of documents that are packed together holds about so many tokens at most.
+_MOST_PACKED: Final = 1 << 23
 # Enough for a million ids: no tokenizer has more, and pages do not change their encoding in the middle of a file.
 _DICTIONARY_BYTES: Final = 1 << 22
 
@@ -55,6 +61,7 @@ class TokenColumn:
         row_group_tokens: a Parquet row group ends with the document that makes it as large as that.
         file_tokens: a Parquet file ends with the block that makes it as large as that.
         about: what the tokens are; kept in each Parquet file's metadata under ``stoker``.
+        packed: whether rows are several documents, whose lengths are a column beside the tokens.
     """
 
     name: str
@@ -63,6 +70,13 @@ class TokenColumn:
     row_group_tokens: int
     file_tokens: int
     about: Mapping[str, Any]
+    packed: bool = False
+
+    @property
+    def kinds(self) -> dict[str, np.dtype[Any]]:
+        """The dtype of each column, the tokens first."""
+        lengths = {DOCUMENT_LENGTHS: np.dtype(np.int32)} if self.packed else {}
+        return {self.name: self.dtype, **lengths}
 
 
 def finished_before(store: Store, job: JobRecord, *, resume: bool, exist_ok: bool) -> tuple[int, int] | None:
@@ -93,7 +107,46 @@ def tokenizer_of(store: Store) -> dict[str, Any]:
     """Facts of the tokenizer in the record of a tokenization, if there is one beside its files."""
     record = read_record(store, _RECORD)
     told = {} if record is None else record.about
-    return {name: told[name] for name in ("vocab_size", "eos_id", "tokenizer_sha256") if name in told}
+    return {name: told[name] for name in ("vocab_size", "eos_id", "tokenizer_sha256", "packed") if name in told}
+
+
+class RowPacker:
+    """Packs documents into rows of at most ``row_tokens`` tokens, by best fit, some blocks of them at a time.
+
+    A window ends with the block that makes it as large as a cell that the loaders' pack layout packs, but for very long rows.
+    So memory is bounded, and where windows end depends on nothing but the documents since the last one.
+
+    ``write``: is given the packed tokens, the lengths of the documents in each row, and the number of blocks.
+    """
+
+    def __init__(self, row_tokens: int, write: Callable[..., None]) -> None:
+        self._settings = LMSettings(row_tokens, pad_id=0)
+        self._least = max(row_tokens, min(PackLayout.rows_a_cell * row_tokens, _MOST_PACKED))
+        self._write = write
+        self._blocks: list[Ragged] = []
+        self._tokens = 0
+        self.rows = 0
+
+    def add(self, documents: Ragged) -> None:
+        """Add the documents of a block."""
+        self._blocks.append(documents)
+        self._tokens += documents.values.size
+        if self._tokens >= self._least:
+            self.end_window()
+
+    def end_window(self) -> None:
+        """Pack and write what was added since the last window."""
+        if not self._blocks:
+            return
+        documents = Ragged.concat(self._blocks)
+        packed = pack_documents(documents, self._settings, "split")
+        offsets = offsets_of(packed.lengths)
+        sources = documents.offsets[packed.documents] + packed.firsts
+        values = gather_spans(documents.values, sources, packed.lengths, offsets[:-1], int(offsets[-1]))
+        rows, lengths = Ragged(values, offsets[packed.bounds]), Ragged(packed.lengths, packed.bounds.astype(np.int64))
+        self._write(rows, lengths, blocks=len(self._blocks))
+        self.rows += len(rows)
+        self._blocks, self._tokens = [], 0
 
 
 class TokenSink:
@@ -180,14 +233,14 @@ def _other(record: JobRecord, job: JobRecord, what: str, remedy: str) -> ConfigE
 
 
 class TokenShardWriter(MDSWriter):
-    """Writes MDS shards with one column of arrays. One that resumes is given all again, and stores what is not stored yet."""
+    """Writes MDS shards of columns of arrays. One that resumes is given all again, and stores what is not stored yet."""
 
     blocks = 0
 
     def __init__(self, out: OutPath, column: TokenColumn, options: WriterOptions) -> None:
         self._column = column
         given: WriterOptions = {**options, "compression": column.compression}
-        super().__init__({column.name: f"ndarray:{column.dtype.name}"}, out, **given)
+        super().__init__({name: f"ndarray:{kind.name}" for name, kind in column.kinds.items()}, out, **given)
         self._skip = self.samples_written
         self._seen = 0
 
@@ -201,19 +254,22 @@ class TokenShardWriter(MDSWriter):
         """Counts for the record of the finished job."""
         return {"blocks": self._seen}
 
-    def write_block(self, documents: Ragged) -> None:
-        """Add the documents of a block; none of them is empty."""
-        self._seen += 1
-        skipped = min(self._skip, len(documents))
+    def write_block(self, *columns: Ragged, blocks: int = 1) -> None:
+        """Add the rows of some blocks: the tokens, and beside packed ones the documents' lengths; none is empty."""
+        self._seen += blocks
+        skipped = min(self._skip, len(columns[0]))
         self._skip -= skipped
-        values, offsets = documents.values.astype(self._column.dtype, copy=False), documents.offsets.tolist()
-        rows = [values[a:b] for a, b in zip(offsets[skipped:], offsets[skipped + 1 :], strict=False)]
-        if rows:
-            self.write_batch({self._column.name: rows})
+        batch = {}
+        for (name, kind), column in zip(self._column.kinds.items(), columns, strict=True):
+            values, offsets = column.values.astype(kind, copy=False), column.offsets.tolist()
+            batch[name] = [values[a:b] for a, b in zip(offsets[skipped:], offsets[skipped + 1 :], strict=False)]
+        if skipped < len(columns[0]):
+            self.write_batch(batch)
 
 
 class TokenFileWriter(FileSetWriter):
-    """Writes Parquet files ``tokens-00000.parquet``, ... of one column, a list of unsigned integers without nulls.
+    """Writes Parquet files ``tokens-00000.parquet``, ... of a column of lists of unsigned integers without nulls, and where
+    rows are packed one of the lengths of their documents.
 
     They are fast to read: row groups of a given number of tokens, whose statistics say how many there are; plain pages where
     they are not compressed, and otherwise numbers of dictionary entries, which take half the space of ids, and less time to
@@ -230,15 +286,17 @@ class TokenFileWriter(FileSetWriter):
         self._compression = column.compression or "none"
         must_know("compression", [self._compression], _CODECS)
         self._column = column
-        self._type = pa.list_(pa.field("element", pa.from_numpy_dtype(column.dtype), nullable=False))
+        kinds = {name: pa.from_numpy_dtype(kind) for name, kind in column.kinds.items()}
+        lists = {name: pa.list_(pa.field("element", kind, nullable=False)) for name, kind in kinds.items()}
         metadata = {"stoker": json.dumps(dict(column.about), sort_keys=True)}
-        self._schema = pa.schema([pa.field(column.name, self._type, nullable=False)], metadata=metadata)
+        fields = [pa.field(name, kind, nullable=False) for name, kind in lists.items()]
+        self._schema = pa.schema(fields, metadata=metadata)
         identity = {"column": column.name, "dtype": column.dtype.name}
         super().__init__(out, None, identity, {**options, "max_workers": 1}, column.compression)
         self.blocks = self._samples
         self._file: StagedFile | None = None
         self._parquet: Any = None
-        self._waiting: list[Ragged] = []
+        self._waiting: list[list[Ragged]] = [[] for _ in fields]
         self._tokens = 0  # that wait
         self._file_tokens = self._file_blocks = 0
 
@@ -260,18 +318,19 @@ class TokenFileWriter(FileSetWriter):
         """Add documents, as a block: the column's name to a list of arrays."""
         self.write_block(Ragged.of([np.asarray(row) for row in columns[self._column.name]]))
 
-    def write_block(self, documents: Ragged) -> None:
-        """Add the documents of a block; none of them is empty."""
+    def write_block(self, *columns: Ragged, blocks: int = 1) -> None:
+        """Add the rows of some blocks: the tokens, and beside packed ones the documents' lengths; none is empty."""
         self._check_open()
         row_group, file = self._column.row_group_tokens, self._column.file_tokens
-        self._samples += 1
-        self._file_blocks += 1
-        first = 0
+        self._samples += blocks
+        self._file_blocks += blocks
+        first, documents = 0, columns[0]
         ends = np.cumsum(documents.lengths)
         while first < len(documents):
             before = int(ends[first - 1]) if first else 0
             stop = min(int(np.searchsorted(ends, before + row_group - self._tokens)) + 1, len(documents))
-            self._waiting.append(documents[first:stop])
+            for waiting, column in zip(self._waiting, columns, strict=True):
+                waiting.append(column[first:stop])
             self._tokens += int(ends[stop - 1]) - before
             first = stop
             if self._tokens >= row_group:
@@ -301,19 +360,20 @@ class TokenFileWriter(FileSetWriter):
                     write_statistics=True,
                     compression=self._compression,
                 )
-            if not self._waiting:
+            if not self._waiting[0]:
                 return
-            documents = Ragged.concat(self._waiting)
-            values = pa.array(documents.values.astype(self._column.dtype, copy=False))
-            offsets = pa.array(documents.offsets.astype(np.int32))
-            lists = pa.ListArray.from_arrays(offsets, values, type=self._type)
-            table = pa.Table.from_arrays([lists], schema=self._schema)
-            self._parquet.write_table(table, row_group_size=max(len(lists), 1))
+            lists = []
+            for waiting, kind, field in zip(self._waiting, self._column.kinds.values(), self._schema, strict=True):
+                rows = Ragged.concat(waiting)
+                values = pa.array(rows.values.astype(kind, copy=False))
+                lists.append(pa.ListArray.from_arrays(pa.array(rows.offsets.astype(np.int32)), values, type=field.type))
+            table = pa.Table.from_arrays(lists, schema=self._schema)
+            self._parquet.write_table(table, row_group_size=max(len(table), 1))
         self._file_tokens += self._tokens
-        self._waiting, self._tokens = [], 0
+        self._waiting, self._tokens = [[] for _ in lists], 0
 
     def _end_file(self, *, empty: bool) -> None:
-        if self._waiting or empty:
+        if self._waiting[0] or empty:
             self._flush()
         if self._file is None:
             return

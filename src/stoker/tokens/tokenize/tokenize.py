@@ -16,17 +16,25 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from stoker.arguments import at_least, checked
+from stoker.arguments import at_least, checked, must_be
 from stoker.concurrency.processes import TaskProcesses
 from stoker.concurrency.ray_tasks import on_ray
 from stoker.display import nearest
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, import_option
+from stoker.formats.parquet.facts import DOCUMENT_LENGTHS
 from stoker.policy import processor_count
 from stoker.storage import is_local, open_store
 from stoker.storage.files.regular import read_regular
 from stoker.storage.job_record import JobRecord, check_unchanged, digest, stable_versions
 from stoker.tokens.sources.ragged import Ragged
-from stoker.tokens.tokenize.sinks import TokenColumn, TokenFileWriter, TokenShardWriter, TokenSink, finished_before
+from stoker.tokens.tokenize.sinks import (
+    RowPacker,
+    TokenColumn,
+    TokenFileWriter,
+    TokenShardWriter,
+    TokenSink,
+    finished_before,
+)
 from stoker.tokens.tokenize.texts import TextBlock, Texts, find_texts
 from stoker.types import Engine, StorageOptions
 from stoker.units import parse_count
@@ -196,7 +204,8 @@ class TokenizeReport:
         vocab_size: one more than the tokenizer's largest id.
         eos_id: the token put behind each document, or ``None``.
         seconds: it took.
-        resumed: blocks of text that a run before had done; their documents and tokens are not counted here.
+        resumed: blocks of text that a run before had done; their documents, tokens and rows are not counted here.
+        rows: written, where documents were packed; ``None`` where each document is a row.
     """
 
     documents: int
@@ -208,6 +217,7 @@ class TokenizeReport:
     eos_id: int | None
     seconds: float
     resumed: int
+    rows: int | None = None
 
 
 @checked
@@ -221,6 +231,7 @@ def tokenize(
     append_eos: bool | str | int = False,
     add_special_tokens: bool = False,
     parse_special_tokens: bool = False,
+    pack: int | None = None,
     processes: int | None = None,
     engine: Engine = "local",
     output_column: str = "input_ids",
@@ -253,6 +264,9 @@ def tokenize(
         add_special_tokens: add what the tokenizer's template adds, such as a token that begins a document.
         parse_special_tokens: take what a text has of special tokens, such as ``<|endoftext|>``, for these; otherwise it is
             text like any other, as others wrote it.
+        pack: put several documents into each row of at most so many tokens, by best fit, as a loader with ``layout="pack"``
+            would; only longer documents are cut into pieces. A second column, ``seq_lengths``, has the tokens of each
+            document in a row. Rows are not padded.
         processes: default one a processor; 1 works in this process. With Ray: most blocks of text at once.
         engine: ``"ray"`` to tokenize in the tasks of a Ray cluster. This process reads the text and writes the tokens.
         output_column: name of the tokens' column.
@@ -277,9 +291,11 @@ def tokenize(
     began = time.monotonic()
     row_group_tokens = parse_count(row_group_tokens, "row_group_tokens")
     file_tokens = parse_count(file_tokens, "file_tokens")
-    at_least(1, processes=processes, row_group_tokens=row_group_tokens, file_tokens=file_tokens)
+    at_least(1, pack=pack, processes=processes, row_group_tokens=row_group_tokens, file_tokens=file_tokens)
     if not output_column or column == "":
         raise ConfigError(f"column={column!r}, output_column={output_column!r}: a column's name must not be empty")
+    taken = pack is not None and output_column == DOCUMENT_LENGTHS
+    must_be("another name than that of the documents' lengths", not taken, output_column=output_column)
     job, vocab_size = make_job(tokenizer, append_eos, add_special_tokens, parse_special_tokens)
     texts = find_texts(src, column=column, strict=strict)
     about = {
@@ -288,6 +304,7 @@ def tokenize(
         "tokenizer_sha256": hashlib.sha256(job.tokenizer.encode()).hexdigest(),
         "special_tokens": add_special_tokens,
         "parsed_special_tokens": parse_special_tokens,
+        **({} if pack is None else {"packed": pack}),
     }
     dtype = np.dtype(job.dtype)
     record = _record(
@@ -303,19 +320,22 @@ def tokenize(
     )
     store = open_store(dst, storage_options if is_local(dst) is None else None)
 
-    def report(documents: int, empty: int, tokens: int, files: int, resumed: int) -> TokenizeReport:
-        seconds = time.monotonic() - began
-        return TokenizeReport(documents, empty, tokens, files, dtype.name, vocab_size, job.eos_id, seconds, resumed)
+    def report(documents: int, empty: int, tokens: int, files: int, resumed: int, rows: int = 0) -> TokenizeReport:
+        counts = documents, empty, tokens, files
+        seconds, packed = time.monotonic() - began, None if pack is None else rows
+        return TokenizeReport(*counts, dtype.name, vocab_size, job.eos_id, seconds, resumed, packed)
 
     before = finished_before(store, record, resume=resume, exist_ok=exist_ok)
     if before is not None:
         return report(0, 0, 0, *before)
-    written = TokenColumn(output_column, dtype, compression, row_group_tokens, file_tokens, about)
+    written = TokenColumn(output_column, dtype, compression, row_group_tokens, file_tokens, about, pack is not None)
     options: WriterOptions = {"resume": resume, "exist_ok": exist_ok}
     if is_local(dst) is None:
         options["storage_options"] = storage_options
     documents = empty = tokens = 0
     with TokenSink(store, TokenShardWriter if format == "mds" else TokenFileWriter, written, record, options) as sink:
+        packer = None if pack is None else RowPacker(pack, sink.writer.write_block)
+        write = sink.writer.write_block if packer is None else packer.add
         with ExitStack() as stack:
             show = None
             if progress_bar:
@@ -326,16 +346,18 @@ def tokenize(
                 counts = (0, 0)
                 if done is not None:
                     full, left_out = done
-                    sink.writer.write_block(full)
+                    write(full)
                     empty += left_out
                     counts = (len(full), full.values.size)
                     documents, tokens = documents + counts[0], tokens + counts[1]
                 if show is not None:
                     show.advance(block.size, **dict(zip(_COUNTS, counts, strict=True)))
+        if packer is not None:
+            packer.end_window()
         check_unchanged(
             texts.versions, texts.versions_now(), os.fspath(src), "start again without resume=True (--resume)"
         )
-    return report(documents, empty, tokens, sink.writer.files, sink.resumed)
+    return report(documents, empty, tokens, sink.writer.files, sink.resumed, 0 if packer is None else packer.rows)
 
 
 def _record(texts: Texts, settings: dict[str, Any]) -> JobRecord:
