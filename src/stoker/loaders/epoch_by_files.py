@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -13,27 +12,12 @@ from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError
 from stoker.order.sample_order import DataRank, EpochPosition, Plan
 from stoker.pipeline.ranks.data_rank import DataRankFinder
-from stoker.pipeline.state.resume import ResumeState
+from stoker.pipeline.state.resume import Progress, ResumeState
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.order.division import Granularity
 from stoker.tokens.order.token_order import RankFiles
 from stoker.tokens.sources.source import SkippedFile, TokenSource
-
-
-@dataclass(slots=True)
-class FilesProgress:
-    """The epoch that is being delivered, or was last.
-
-    Attributes:
-        batches: that were delivered, of all of this rank.
-        ahead: whether the consumer asks for each batch before it hands out the one before.
-    """
-
-    position: EpochPosition
-    plan: Plan
-    batches: int = 0
-    ahead: bool = False
 
 
 class EpochByFiles:
@@ -46,7 +30,10 @@ class EpochByFiles:
     _rank_files: RankFiles | None = None
     _rank_finder: DataRankFinder
     _resume: ResumeState
-    _progress: FilesProgress | None
+    _progress: Progress | None
+    """Of the epoch that is being delivered, or was last."""
+    _ahead: bool
+    """Whether its consumer asks for each batch before it hands out the one before."""
     _exhausted: int | None
     """The epoch that has been delivered, until the next one begins."""
     _running: Iterator[LMBatch] | None
@@ -123,7 +110,7 @@ class EpochByFiles:
         """Number of the epoch that is being delivered, or comes next."""
         if self._exhausted is not None:
             return self._exhausted
-        return self._resume.upcoming().epoch if self._progress is None else self._progress.position.epoch
+        return self._resume.upcoming().epoch if self._progress is None else self._progress.point.epoch
 
     @property
     def is_epoch_exhausted(self) -> bool:
@@ -140,7 +127,7 @@ class EpochByFiles:
         if self._exhausted is not None:
             return self.num_files
         if self._progress is not None:
-            return files.done(self._data_rank(), self._progress.position, self._progress.plan, self._progress.batches)
+            return files.done(self._data_rank(), self._progress.point, self._progress.plan, self._progress.batches)
         point = self._resume.upcoming()
         if not point.position:
             return 0

@@ -16,7 +16,6 @@ from stoker.concurrency.spans.recorder import WaitClock, note_settings
 from stoker.errors import ConfigError
 from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
 from stoker.loaders.dataset_methods.opened import BatchSize
-from stoker.loaders.epoch_by_files import FilesProgress
 from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.sources_by_name import SourcesByName
@@ -272,7 +271,7 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         """
         at_least(0, step=step, epoch=epoch)
         mine = self._data_rank()
-        point = self._resume.upcoming() if self._progress is None else self._progress.position
+        point = self._resume.upcoming() if self._progress is None else self._progress.point
         if epoch is not None and epoch != point.epoch:
             point = EpochPosition(epoch)
         return documents_of_step(
@@ -320,9 +319,9 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         progress = self._progress
         untrained, ended = saved_by_lightning(self)
         if progress is not None and self._exhausted is None:
-            untrained = max(untrained, int(progress.ahead))
+            untrained = max(untrained, int(self._ahead))
             if ended or (untrained and progress.batches):
-                return self.state_after(progress.position, max(0, progress.batches - untrained), ended=ended)
+                return self.state_after(progress.point, max(0, progress.batches - untrained), ended=ended)
         return self._resume.state(self._resume.here(), data_rank)
 
     def compare_ranks(self, start: EpochPosition, left: int) -> None:
@@ -409,12 +408,12 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         note_settings("StreamingParquetLoader", {"batch_size=": self.batch_size, **self._noted})
         run = self._resume.run(point, data_rank)
         tell_of_remainder(run.plan, point, drops=self.remainder == "drop")
-        run_progress = self._resume.deliver(point, run.plan, begun)
+        progress = self._resume.deliver(point, run.plan, begun)
         self._exhausted = None
         for source in self._builder.sources:
             if isinstance(source, Shared):
                 source.share(worker.count * self._rank_finder.world.local_world_size)
-        progress = self._progress = FilesProgress(point, run.plan, begun, ahead)
+        self._progress, self._ahead, number = progress, ahead, begun
         batches = self._read(run, worker, begun)
         with closing(batches):
             waits, look = WaitClock(), 0
@@ -422,23 +421,23 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
             for together in batches:
                 waits.end(self.batch_size * (len(together) - 1) + len(together[-1]))
                 for batch in together:
-                    run_progress.batch()
-                    progress.batches += 1
+                    progress.batch()
+                    number += 1
                     self._counts.token_batch(
                         batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens
                     )
                     yield batch
-                    if self._resume.is_changed(run_progress):
-                        return run_progress
-                    run_progress.check()
-                    if progress.batches >= look:
-                        look = progress.batches + waits.at_hand()
+                    if self._resume.is_changed(progress):
+                        return progress
+                    progress.check()
+                    if number >= look:
+                        look = number + waits.at_hand()
                     del batch
                 del together  # frees its memory for the next ones
                 waits.begin()
         waits.at_hand()
         waits.flush()
-        run_progress.finished = True
+        progress.finished = True
         if worker.token is None and self._progress is progress:
             self._exhausted = point.epoch
         return None

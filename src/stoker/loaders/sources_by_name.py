@@ -123,7 +123,7 @@ class SourcesByName(EpochByFiles):
     def _state_now(self) -> dict[str, Any]:
         """The state behind the batch that was delivered last, for a change of what follows."""
         self._check_mixture()
-        ahead = self._progress is not None and self._progress.ahead and self._exhausted is None
+        ahead = self._progress is not None and self._ahead and self._exhausted is None
         try:
             self._resume.check_alone()
         except StateError:

@@ -92,6 +92,11 @@ class Progress:
         """Samples that were taken, of this rank."""
         return self._entered - operator.length_hint(self._remaining)
 
+    @property
+    def batches(self) -> int:
+        """Whole batches that were taken, of this rank."""
+        return self.samples // self.plan.batch_size
+
     def here(self) -> EpochPosition:
         """The position to resume from. StateError if it lies between samples that a chain made of one."""
         if self._among:
@@ -218,7 +223,7 @@ class ResumeState:
     @property
     def batches_before(self) -> int:
         """Batches that the iteration which this object began last has delivered."""
-        return 0 if self._progress is None else self._progress.samples // self._progress.plan.batch_size
+        return 0 if self._progress is None else self._progress.batches
 
     def claim_warning(self, matter: int) -> bool:
         """Whether neither this object nor a copy of it in a DataLoader worker has told of a matter; from now on, one has."""
