@@ -13,6 +13,7 @@ from stoker.lazy import lazy_package
 if TYPE_CHECKING:
     from stoker.tokens.batch import LMBatch as LMBatch
     from stoker.tokens.chat import ChatTokenizer as ChatTokenizer
+    from stoker.tokens.chat import PreferencePairs as PreferencePairs
     from stoker.tokens.layouts.bin_packing import best_fit as best_fit
     from stoker.tokens.layouts.concat import Joiner as Joiner
     from stoker.tokens.layouts.concat import stream_starts as stream_starts
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _MODULES: Final = {
     "batch": "LMBatch",
-    "chat": "ChatTokenizer",
+    "chat": "ChatTokenizer PreferencePairs",
     "layouts.bin_packing": "best_fit",
     "layouts.concat": "Joiner stream_starts windows",
     "layouts.pack": "Packer",

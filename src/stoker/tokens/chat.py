@@ -1,4 +1,6 @@
-"""Conversations as token ids, and which of these are learnt: what the assistant says, as the chat template shows it."""
+"""Conversations and preference pairs as token ids, and which of these are learnt: what the assistant says, as the chat
+template shows it.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any, Final, Literal
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from stoker.arguments import checked
+from stoker.arguments import at_least, checked, must_be, must_know
 from stoker.concurrency.user_code import pass_exits
 from stoker.display import with_article
 from stoker.errors import ConfigError, FormatError
@@ -105,6 +108,12 @@ class ChatTokenizer:
         self._prove()
 
     @property
+    def pad_id(self) -> int | None:
+        """The tokenizer's id for padding."""
+        found: int | None = getattr(self._tokenizer, "pad_token_id", None)
+        return found
+
+    @property
     def identity(self) -> str:
         """A hash of the template, and of the ids and labels of a conversation."""
         ids, learnt = self(_PROOF)
@@ -130,14 +139,16 @@ class ChatTokenizer:
         return ids, learnt
 
     @_refusals()
-    def _tokens(self, messages: Any, tools: Any = None) -> tuple[Ids, NDArray[np.bool_], str]:
-        """The same, and the text that is learnt."""
+    def _tokens(self, messages: Any, tools: Any = None, prompt: int = 0) -> tuple[Ids, NDArray[np.bool_], str]:
+        """The same, and the text that is learnt; nothing of the first ``prompt`` messages is."""
         given, tools = _messages(messages), _parsed(tools, "the tools") or None
         spoken = [number for number, message in enumerate(given) if message["role"] == "assistant"]
-        if not spoken:
+        wanted = [number for number in spoken if number >= prompt]
+        if not wanted:
             raise FormatError(
-                f"the assistant says nothing in the {len(given)} messages, so nothing would be learnt of them"
+                f"the assistant says nothing in the {len(given) - prompt} messages, so nothing would be learnt of them"
             )
+        wanted = wanted if self._turns == "all" else wanted[-1:]
         text = self._render(given, tools)
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = np.array(found["input_ids"], np.int64)
@@ -145,8 +156,16 @@ class ChatTokenizer:
         # Where a tokenizer trims offsets, a token of spaces is said to lie behind them.
         starts = np.where(starts == stops, np.minimum(starts, np.append(0, stops[:-1])), starts)
         learnt = np.zeros(ids.size, np.bool_)
-        spans = self._marked_spans(given, tools, text) if self._marked else self._spans(given, tools, text, spoken)
-        spans = spans if self._turns == "all" else spans[-1:]
+        if not self._marked:
+            spans = self._spans(given, tools, text, wanted)
+        else:
+            spans = self._marked_spans(given, tools, text)
+            if prompt and len(spans) != len(spoken):
+                raise FormatError(
+                    f"the chat template marks {len(spans)} parts in {len(spoken)} turns of the assistant, so which lie after "
+                    "the prompt can not be told: give template= one that marks each turn once"
+                )
+            spans = spans[-len(wanted) :] if prompt or self._turns == "last" else spans
         for first, end in spans:
             inside = (starts >= first) & (stops <= end) & (stops > starts)
             across = (starts < end) & (stops > first) & ~inside & (stops > starts)
@@ -158,7 +177,7 @@ class ChatTokenizer:
                 )
             learnt |= inside
         said = "".join(text[first:end] for first, end in spans)
-        for number in spoken if self._turns == "all" else spoken[-1:]:
+        for number in wanted:
             if missing := next((one for one in _parts(given[number]) if one not in said), None):
                 raise FormatError(f"message {number}, of the assistant: the chat template leaves {missing[:80]!r} out")
         return ids, learnt, said
@@ -170,11 +189,11 @@ class ChatTokenizer:
         return text
 
     def _spans(
-        self, messages: Sequence[Mapping[str, Any]], tools: Any, text: str, spoken: Sequence[int]
+        self, messages: Sequence[Mapping[str, Any]], tools: Any, text: str, turns: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """First character and end of each turn of the assistant, in a template without marks."""
+        """First character and end of each of these turns of the assistant, in a template without marks."""
         spans = []
-        for turn in spoken if self._turns == "all" else spoken[-1:]:
+        for turn in turns:
             before = self._render(messages[:turn], tools, add_generation_prompt=True) if turn else ""
             after = self._render(messages[: turn + 1], tools)
             if not after.startswith(before) or not text.startswith(after):
@@ -222,6 +241,108 @@ class ChatTokenizer:
             raise ConfigError(
                 f"this chat template does not tell what is learnt: of {_QUESTION!r} and {_ANSWER!r} it would be {said!r}"
             )
+
+
+class PreferencePairs:
+    """Turns preference pairs into token ids: for ``map()``, a sample's prompt, chosen and rejected answer by a chat template.
+
+    Learnt of an answer is what the assistant says in it; turns in the prompt are not. Without a column of prompts, or with
+    ``prompt=None``, the prompt is all messages with which both conversations begin. The columns of conversations are replaced
+    by ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``, as TRL calls them, and ``chosen_mask`` and ``rejected_mask``: what
+    is learnt.
+
+    >>> pairs = PreferencePairs(ChatTokenizer(tokenizer), max_tokens=2048)
+    >>> dataset = StreamingDataset("s3://bucket/pairs", shuffle=True, batch_size=8, on_bad_sample="skip")
+    >>> loader = StreamingDataLoader(dataset.map(pairs).batch_map(pairs.pad), num_workers=4)
+
+    Args:
+        chat: makes token ids of conversations.
+        prompt, chosen, rejected: names of columns; each is a list of messages, or JSON of one.
+        max_tokens: a pair of which a conversation has more is an error, which ``on_bad_sample="skip"`` leaves out. Nothing
+            is ever cut.
+        pad_id: of padding. Default: the tokenizer's.
+        multiple_of: rows are padded to a multiple of so many tokens.
+
+    Raises:
+        ConfigError: there is no id for padding.
+    """
+
+    @checked
+    def __init__(
+        self,
+        chat: ChatTokenizer,
+        *,
+        prompt: str | None = "prompt",
+        chosen: str = "chosen",
+        rejected: str = "rejected",
+        max_tokens: int | None = None,
+        pad_id: int | None = None,
+        multiple_of: int = 1,
+    ) -> None:
+        at_least(1, max_tokens=max_tokens, multiple_of=multiple_of)
+        found = chat.pad_id if pad_id is None else pad_id
+        must_be("an id, as the tokenizer has no token for padding", found is not None, pad_id=pad_id)
+        self._chat, self._prompt, self._answers = chat, prompt, {"chosen": chosen, "rejected": rejected}
+        self._most, self._pad_id, self._multiple = max_tokens, found, multiple_of
+
+    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """The sample with token ids (int64) and masks (bool), shape ``(tokens,)``, in place of conversations.
+
+        Raises:
+            ConfigError: a column is missing.
+            FormatError: as :class:`ChatTokenizer`; or both answers are the same, the template writes the prompt otherwise for
+                one of them, or a conversation is too long.
+        """
+        asked = self._chat.tools
+        must_know("the sample's column", [*self._answers.values(), *([asked] if asked else [])], sample)
+        tools = sample[asked] if asked else None
+        both = [_messages(sample[name]) for name in self._answers.values()]
+        if self._prompt is not None and self._prompt in sample:
+            prompt = _messages(sample[self._prompt])
+            count = len(prompt)
+            if any(answer[:count] == prompt for answer in both):
+                raise FormatError(f"an answer repeats the messages of column {self._prompt!r}: give prompt=None")
+            both = [prompt + answer for answer in both]
+        else:
+            count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False)))
+        if both[0] == both[1] or not count:
+            what = "are the same" if count else "have no first message in common, which would be the prompt"
+            raise FormatError(f"the chosen and the rejected conversation {what}: leave such pairs out")
+        made = {name: value for name, value in sample.items() if name not in (self._prompt, *self._answers.values())}
+        for name, messages in zip(self._answers, both, strict=True):
+            ids, learnt, _ = self._chat._tokens(messages, tools, count)
+            if self._most is not None and ids.size > self._most:
+                raise FormatError(f"the {name} conversation has {ids.size} tokens, more than max_tokens={self._most}")
+            first = int(learnt.argmax())
+            if not np.array_equal(made.setdefault("prompt_ids", ids[:first]), ids[:first]):
+                raise FormatError(
+                    "the chat template writes the prompt of the chosen and the rejected answer differently"
+                )
+            made[f"{name}_ids"], made[f"{name}_mask"] = ids[first:], learnt[first:]
+        return made
+
+    def pad(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """For ``batch_map()``: the columns of a batch of pairs as rows of one length.
+
+        Returns:
+            ``chosen_input_ids``, ``chosen_attention_mask`` and ``chosen_labels`` (the ids that are learnt, elsewhere -100,
+            not shifted), and the same of ``rejected``: int64, shape ``(pairs, tokens)``. Other columns stay as they are.
+        """
+        made = dict(batch)
+        prompts, parts = list(made.pop("prompt_ids")), {}
+        for name in self._answers:
+            answers = zip(prompts, made.pop(f"{name}_ids"), made.pop(f"{name}_mask"), strict=True)
+            parts[name] = [(np.concatenate([prompt, ids]), prompt.size, learnt) for prompt, ids, learnt in answers]
+        width = max((ids.size for rows in parts.values() for ids, _, _ in rows), default=0)
+        shape = len(prompts), -(-width // self._multiple) * self._multiple
+        for name, rows in parts.items():
+            input_ids = np.full(shape, self._pad_id, np.int64)
+            attention, labels = np.zeros(shape, np.int64), np.full(shape, -100, np.int64)
+            for number, (ids, first, learnt) in enumerate(rows):
+                input_ids[number, : ids.size], attention[number, : ids.size] = ids, 1
+                labels[number, first : ids.size] = np.where(learnt, ids[first:], -100)
+            made |= {f"{name}_input_ids": input_ids, f"{name}_attention_mask": attention, f"{name}_labels": labels}
+        return made
 
 
 def _parts(message: Mapping[str, Any]) -> list[str]:
