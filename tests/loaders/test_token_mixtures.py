@@ -331,6 +331,7 @@ def test_damaged_weights_in_a_state_are_refused() -> None:
         7,
         {"other": 1},
         {"epoch_tokens": "a"},
+        {"unit": "words"},
         {"repeat": 5},
         {"repeat": {"web": "a"}},
     ):
@@ -451,6 +452,24 @@ def test_epoch_tokens_are_tokens_also_where_a_row_is_a_document() -> None:
     assert abs(sum(batch.num_tokens for batch in loader) - 5000) < 60
 
 
+@pytest.mark.parametrize("layout", ["concat", "pack", "pad", "truncate"])
+@pytest.mark.parametrize("weights", [{"long": 1, "short": 3}, Schedule.parse({0: {"long": 1, "short": 3}})])
+def test_weights_of_samples_count_documents(layout: Any, weights: Any) -> None:
+    given = {"long": MemorySource([[[20] * 400]]), "short": MemorySource([[[4] * 1500]])}
+    for group in given["short"]._groups:
+        group.values[...] += APART
+    most = {"truncate": 10, "pad": 20}.get(layout, 40)
+    options: dict[str, Any] = {"layout": layout, "seq_len": most, "epoch_tokens": 4000, "unit": "samples"}
+    (loader,) = opened(given, weights=weights, **options)
+    rows = [row for batch in loader for row in rows_of(batch)]
+    tokens = Counter(token >= APART for row in rows for token in row)
+    long, short = tokens[False] / min(20, most), tokens[True] / 4
+    assert abs(long / (long + short) - 0.25) < 0.01
+    assert loader.state_dict()["order"]["weights"]["unit"] == "samples"
+    with pytest.raises(StateError, match="weights"):
+        opened(given, weights=weights, **options | {"unit": "tokens"})[0].load_state_dict(loader.state_dict())
+
+
 def test_a_source_is_named_before_its_state_is_resumed() -> None:
     given = sources(0, 1, 2)
     (loader,) = opened(given, weights={"web": 1, "books": 1, "code": 1})
@@ -542,6 +561,8 @@ def test_shares_hold_in_workers_of_a_data_loader(tmp_path: Path) -> None:
         (sources(0, 1), {"weights": {"web": 10**400, "books": 1}}, r"weights\['web'\] must be a finite number"),
         (sources(0, 1), {"weights": {"web": float("nan"), "books": 1}}, r"weights\['web'\] must be a number"),
         (sources(0, 1), {"repeat": {"web": float("inf")}}, r"repeat\['web'\] must be a finite number"),
+        (sources(0, 1), {"unit": "samples"}, "unit must be left out without weights="),
+        (MemorySource([[[5]]]), {"unit": "samples"}, "unit must be left out without a mixture"),
         (sources(0, 1), {"epoch_tokens": 0}, "epoch_tokens must be at least 1"),
         (sources(0, 1), {"num_canonical_nodes": 10**9}, "num_canonical_nodes must be from 1 to 16384"),
         ({}, {}, "must be a dict of at least one source"),

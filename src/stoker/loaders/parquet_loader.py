@@ -77,6 +77,7 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         seed: of the order, where ``shard`` has none; default 42.
         weights: of a mixture: each source's share of all tokens, by name, or a :class:`~stoker.Schedule` of shares, whose
             times are counted in tokens. Default: all tokens of each source, once.
+        unit: what weights are shares of: ``"tokens"``, or ``"samples"``, which are documents.
         repeat: instead of weights, how often an epoch has the tokens of a source, by name; 1 where it is not named.
         epoch_tokens: tokens of an epoch of a mixture, such as ``"10b"``. Default: as many as all sources have. Each source
             continues where it stopped in the epoch before.
@@ -144,6 +145,7 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         weights: Mapping[str, float] | Schedule | None = None,
         repeat: Mapping[str, float] | None = None,
         epoch_tokens: int | str | None = None,
+        unit: Literal["tokens", "samples"] = "tokens",
         num_canonical_nodes: int | None = None,
         too_long: TooLong = "split",
         shuffle_tokens: int | str = 1 << 22,
@@ -200,12 +202,13 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
             fits = num_canonical_nodes is None or 1 <= num_canonical_nodes <= _MOST_PARTS
             must_be(f"from 1 to {_MOST_PARTS}", fits, num_canonical_nodes=num_canonical_nodes)
             self._parts = num_canonical_nodes or _PARTS
-            self._given = SourceWeights(weights, repeat, tokens)
+            self._given = SourceWeights(weights, repeat, tokens, unit)
             self._given.check(list(source))
             self._sources = {name: self._open(files, name) for name, files in sorted(source.items())}
             self._builder, order = self._mixed(self._sources, self._given)
         else:
             mixing = {"weights": weights, "repeat": repeat, "epoch_tokens": epoch_tokens}
+            must_be("left out without a mixture", unit == "tokens", unit=unit)
             for name, value in {**mixing, "num_canonical_nodes": num_canonical_nodes}.items():
                 if value is not None:
                     raise ConfigError(f"{name}= needs a mixture: pass the sources as a dict, {{name: files, ...}}")

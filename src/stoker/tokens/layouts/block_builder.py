@@ -59,7 +59,7 @@ class BlockBuilder:
     ) -> TokenSampleOrder:
         """The sample order over the files of a source; ``seed`` is ``None`` for the order of files."""
         layout, source = self.layout, self.sources[number]
-        groups, eos = source.groups, self.settings.eos_id is not None
+        groups, documents = source.groups, int(source.groups.rows.sum())
         return TokenSampleOrder(
             source.name,
             source.about,
@@ -77,7 +77,8 @@ class BlockBuilder:
                 said=layout.identity(),
             ),
             source.url,
-            int(groups.tokens.sum()) + (int(groups.rows.sum()) if eos else 0),
+            int(groups.tokens.sum()) + (documents if self.settings.eos_id is not None else 0),
+            documents,
         )
 
     def batch_lists(

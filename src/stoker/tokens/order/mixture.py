@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,11 +64,13 @@ class SourceWeights:
             each source, once or as :attr:`repeat` says.
         repeat: how often an epoch has each token of a source; 1 where it is not named.
         epoch_tokens: tokens of an epoch. Default: as many as all sources have.
+        unit: what shares are shares of.
     """
 
     shares: Mapping[str, float] | Schedule | None = None
     repeat: Mapping[str, float] | None = None
     epoch_tokens: int | None = None
+    unit: Literal["tokens", "samples"] = "tokens"
 
     def __post_init__(self) -> None:
         for name in ("shares", "repeat"):
@@ -80,6 +82,8 @@ class SourceWeights:
         must_be("a dict of at least one source", bool(names), source={})
         alone = self.shares is None and self.epoch_tokens is None
         must_be("left out with weights= or epoch_tokens=", alone or self.repeat is None, repeat=self.repeat)
+        must_know("unit", [self.unit], ("tokens", "samples"))
+        must_be("left out without weights=", self.unit == "tokens" or self.shares is not None, unit=self.unit)
         must_know("source", self.repeat or (), names, "repeat=: ")
         if isinstance(self.shares, Mapping):
             must_know("source", self.shares, names, "weights=: ")
@@ -95,7 +99,8 @@ class SourceWeights:
     def as_dict(self) -> dict[str, Any]:
         """For states, JSON-serialisable."""
         shares = self.shares.as_dict() if isinstance(self.shares, Schedule) else self.shares
-        told = {"shares": shares, "repeat": self.repeat, "epoch_tokens": self.epoch_tokens}
+        unit = None if self.unit == "tokens" else self.unit
+        told = {"shares": shares, "repeat": self.repeat, "epoch_tokens": self.epoch_tokens, "unit": unit}
         return {name: value for name, value in told.items() if value is not None}
 
     @classmethod
@@ -143,7 +148,7 @@ class TokenMixture(NativeOrder):
         self.rows: TokenSettings = next(iter(alone.values())).settings
         self.weights, self.given, self._parts = weights, given, parts
         self._again = partial(TokenMixture, alone, seq_len, given=given, parts=parts, full=full)
-        mean, streams = {}, []
+        mean, counted, streams = {}, {}, []
         for name, source in self.alone.items():
             rows = source.division(1).rounds.total
             if not rows:
@@ -152,44 +157,47 @@ class TokenMixture(NativeOrder):
                     "the source out, or give pad_id"
                 )
             mean[name] = min(source.tokens / rows, seq_len)
+            counted[name] = mean[name] if weights.unit == "tokens" else source.documents / rows
             table = ShardTable(np.array([rows], dtype=np.int64))
             streams.append(
                 StreamSource(
                     name,
                     table,
                     Everything(table),
-                    self._weight(name, mean[name]),
+                    self._weight(name, counted[name]),
                     source.about["fingerprint"],
                     url=source.url,
                     about=partial(dict, source.about, rows=rows),
                 )
             )
         tokens, shares = self.weights.epoch_tokens, self.weights.shares
-        each = float(seq_len) if full else self._mean_tokens(mean)
+        each = float(seq_len) if full else self._mean_tokens(mean, counted)
         settings = NativeSettings(
             shuffle="none" if self.rows.seed is None else "shard",
             seed=self.rows.seed or 0,
             num_canonical_nodes=self._parts,
             epoch_size=None if tokens is None else max(1, int(tokens / each)),
             batching_method="stratified",
-            schedule=_by_rows(shares, mean, each) if isinstance(shares, Schedule) else None,
+            schedule=_by_rows(shares, counted, each) if isinstance(shares, Schedule) else None,
             remainder=self.rows.remainder,
         )
         super().__init__(streams, settings, origin)
 
-    def _mean_tokens(self, mean: Mapping[str, float]) -> float:
+    def _mean_tokens(self, mean: Mapping[str, float], counted: Mapping[str, float]) -> float:
         """Tokens in a row of the mixture, by those of its sources; of a schedule, of all rows that there are."""
         shares = self.weights.shares
-        tokens = {name: source.tokens for name, source in self.alone.items()} if shares is None else shares
-        if isinstance(tokens, Schedule):
-            tokens = {name: source.tokens for name, source in self.alone.items()}
-        return sum(tokens.values()) / sum(number / mean[name] for name, number in tokens.items())
+        if shares is None or isinstance(shares, Schedule):
+            shares, counted = {name: source.tokens for name, source in self.alone.items()}, mean
+        rows = {name: share / counted[name] for name, share in shares.items()}
+        return sum(number * mean[name] for name, number in rows.items()) / sum(rows.values())
 
-    def _weight(self, name: str, mean: float) -> StreamWeight:
+    def _weight(self, name: str, counted: float) -> StreamWeight:
         shares, repeat = self.weights.shares, self.weights.repeat
         if repeat is not None:
             return StreamWeight(repeat=repeat.get(name, 1))
-        return StreamWeight() if shares is None or isinstance(shares, Schedule) else StreamWeight(shares[name] / mean)
+        return (
+            StreamWeight() if shares is None or isinstance(shares, Schedule) else StreamWeight(shares[name] / counted)
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that decides which row comes when."""
@@ -236,13 +244,14 @@ class TokenMixture(NativeOrder):
         return self if weights == self.weights else self._again(weights=weights)
 
 
-def _by_rows(schedule: Schedule, mean: Mapping[str, float], each: float) -> Schedule:
-    """A schedule of shares of tokens at times in tokens, as one of shares of rows, of so many tokens, at times in rows."""
+def _by_rows(schedule: Schedule, counted: Mapping[str, float], each: float) -> Schedule:
+    """A schedule of shares of what is counted at times in tokens, as one of shares of rows, of so many tokens, at times in
+    rows."""
     return Schedule(
         tuple(
             (
                 int(time / each) if isinstance(time, int) else time,
-                tuple((name, weight / mean.get(name, 1.0)) for name, weight in weights),
+                tuple((name, weight / counted.get(name, 1.0)) for name, weight in weights),
             )
             for time, weights in schedule.points
         ),

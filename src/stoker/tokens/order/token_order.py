@@ -103,7 +103,8 @@ class TokenStart(EpochStart):
 class TokenSampleOrder:
     """The :class:`~stoker.order.sample_order.SampleOrder` of a run over tokens.
 
-    ``about`` identifies the data, and has a ``fingerprint``; ``url`` is for messages; ``tokens`` are all, eos counted.
+    ``about`` identifies the data, and has a ``fingerprint``; ``url`` is for messages; ``tokens`` are all, eos counted, of
+    so many ``documents``.
     """
 
     def __init__(
@@ -115,9 +116,10 @@ class TokenSampleOrder:
         settings: TokenSettings,
         url: str = "",
         tokens: int = 0,
+        documents: int = 0,
     ) -> None:
         self.url = url
-        self.tokens = tokens
+        self.tokens, self.documents = tokens, documents
         self.name = name
         self.about = dict(about)
         self.cells = cells
