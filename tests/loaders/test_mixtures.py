@@ -678,6 +678,35 @@ def test_a_curriculum_may_be_changed_on_the_way(data: Path) -> None:
     assert epochs[4] == {"books": 100}
 
 
+def test_a_stream_comes_at_most_so_often_whatever_is_resumed(data: Path) -> None:
+    schedule = Schedule.parse({0: {"web": 1, "books": 1}}, most={"books": "150"})
+
+    def ranks(count: int) -> list[StreamingDataset]:
+        options: dict[str, Any] = {"sampling_method": schedule, "epoch_size": 200, "shuffle": True}
+        return [
+            StreamingDataset(
+                streams=streams_of(data, {"web": {}, "books": {}}),
+                batch_size=20 // count,
+                world=World(rank, count),
+                **options,
+            )
+            for rank in range(count)
+        ]
+
+    had: Counter[str] = Counter()
+    run = ranks(1)
+    for count in (2, 4, 1):
+        had.update(stream_of(number) for rank in run for number in flat(read(rank, 3)))
+        state = json.loads(json.dumps(run[0].state_dict()))
+        run = ranks(count)
+        for rank in run:
+            rank.load_state_dict(state)
+    assert had.total() == 180
+    for _ in range(3):
+        had.update(map(stream_of, flat(read(run[0]))))
+    assert had == {"web": 450, "books": 150}
+
+
 def test_a_schedule_that_was_the_same_so_far_is_taken(data: Path) -> None:
     def run(points: Any, interpolate: int = 0) -> StreamingDataset:
         return StreamingDataset(

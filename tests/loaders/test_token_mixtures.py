@@ -332,6 +332,7 @@ def test_damaged_weights_in_a_state_are_refused() -> None:
         {"other": 1},
         {"epoch_tokens": "a"},
         {"unit": "words"},
+        {"most_epochs": {"web": -1}},
         {"repeat": 5},
         {"repeat": {"web": "a"}},
     ):
@@ -470,6 +471,39 @@ def test_weights_of_samples_count_documents(layout: Any, weights: Any) -> None:
         opened(given, weights=weights, **options | {"unit": "tokens"})[0].load_state_dict(loader.state_dict())
 
 
+@pytest.mark.parametrize("layout", ["concat", "pack"])
+@pytest.mark.parametrize("weights", [{"web": 1, "books": 3, "code": 1}, None])
+def test_a_source_comes_at_most_so_many_epochs(layout: Any, weights: Any) -> None:
+    given = sources(0, 1, 2, tokens=200)
+    shares = weights or Schedule.parse({0: {"web": 1, "books": 3, "code": 1}, 900: {"web": 1, "books": 2, "code": 0}})
+    options: dict[str, Any] = {"weights": shares, "layout": layout, "epoch_tokens": 500, "remainder": "uneven"}
+    options["most_epochs"] = {"books": 2, "code": 1.5}
+    loaders = opened(given, 2, **options)
+    model = Model(given)
+    for world, batch_size in ((3, 2), (1, 8), (2, 4), (4, 1)):
+        run = Ranks(loaders)
+        for _ in range(3):
+            model.take([row for step in run.steps(7) for row in step])
+        state = json.loads(json.dumps(loaders[0].state_dict()))
+        loaders = opened(given, world, batch_size=batch_size, **options)
+        for loader in loaders:
+            loader.load_state_dict(state)
+            if weights and world == 1:
+                loader.set_weights({"web": 2, "books": 1, "code": 1})
+    times = {
+        name: [model.had[FIRST + NAMES.index(name) * APART + token] for token in range(one.total)]
+        for name, one in given.items()
+    }
+    assert sum(times["books"]) > 0.97 * 2 * given["books"].total
+    assert max(times["books"]) == 2
+    assert max(times["code"]) <= 2
+    assert sum(times["code"]) <= 1.5 * given["code"].total
+    assert min(times["web"]) > 2
+    del options["most_epochs"]
+    with pytest.raises(StateError, match="most"):
+        opened(given, **options)[0].load_state_dict(state)
+
+
 def test_a_source_is_named_before_its_state_is_resumed() -> None:
     given = sources(0, 1, 2)
     (loader,) = opened(given, weights={"web": 1, "books": 1, "code": 1})
@@ -561,6 +595,13 @@ def test_shares_hold_in_workers_of_a_data_loader(tmp_path: Path) -> None:
         (sources(0, 1), {"weights": {"web": 10**400, "books": 1}}, r"weights\['web'\] must be a finite number"),
         (sources(0, 1), {"weights": {"web": float("nan"), "books": 1}}, r"weights\['web'\] must be a number"),
         (sources(0, 1), {"repeat": {"web": float("inf")}}, r"repeat\['web'\] must be a finite number"),
+        (sources(0, 1), {"most_epochs": {"web": 1}}, "most_epochs must be left out without weights="),
+        (sources(0, 1), {"weights": {"web": 1, "books": 1}, "most_epochs": {"wob": 1}}, "most_epochs=: .*'web'"),
+        (
+            sources(0, 1),
+            {"weights": {"web": 1, "books": 1}, "most_epochs": {"web": 1, "books": 2}},
+            "most must be left out for a stream that has a share to the end",
+        ),
         (sources(0, 1), {"unit": "samples"}, "unit must be left out without weights="),
         (MemorySource([[[5]]]), {"unit": "samples"}, "unit must be left out without a mixture"),
         (sources(0, 1), {"epoch_tokens": 0}, "epoch_tokens must be at least 1"),

@@ -79,6 +79,8 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
             times are counted in tokens. Default: all tokens of each source, once.
         unit: what weights are shares of: ``"tokens"``, or ``"samples"``, which are documents.
         repeat: instead of weights, how often an epoch has the tokens of a source, by name; 1 where it is not named.
+        most_epochs: with weights, how often training has the tokens of a source at most, by its name. Then its share goes
+            to the other sources.
         epoch_tokens: tokens of an epoch of a mixture, such as ``"10b"``. Default: as many as all sources have. Each source
             continues where it stopped in the epoch before.
         num_canonical_nodes: the number of parts into which the rows of each source of a mixture are divided, independently
@@ -146,6 +148,7 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         repeat: Mapping[str, float] | None = None,
         epoch_tokens: int | str | None = None,
         unit: Literal["tokens", "samples"] = "tokens",
+        most_epochs: Mapping[str, float] | None = None,
         num_canonical_nodes: int | None = None,
         too_long: TooLong = "split",
         shuffle_tokens: int | str = 1 << 22,
@@ -202,12 +205,12 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
             fits = num_canonical_nodes is None or 1 <= num_canonical_nodes <= _MOST_PARTS
             must_be(f"from 1 to {_MOST_PARTS}", fits, num_canonical_nodes=num_canonical_nodes)
             self._parts = num_canonical_nodes or _PARTS
-            self._given = SourceWeights(weights, repeat, tokens, unit)
+            self._given = SourceWeights(weights, repeat, tokens, unit, most_epochs)
             self._given.check(list(source))
             self._sources = {name: self._open(files, name) for name, files in sorted(source.items())}
             self._builder, order = self._mixed(self._sources, self._given)
         else:
-            mixing = {"weights": weights, "repeat": repeat, "epoch_tokens": epoch_tokens}
+            mixing = {"weights": weights, "repeat": repeat, "epoch_tokens": epoch_tokens, "most_epochs": most_epochs}
             must_be("left out without a mixture", unit == "tokens", unit=unit)
             for name, value in {**mixing, "num_canonical_nodes": num_canonical_nodes}.items():
                 if value is not None:

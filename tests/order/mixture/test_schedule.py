@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from fractions import Fraction
 
@@ -138,6 +139,40 @@ def test_a_run_with_changed_streams_continues_from_what_each_has_had(
     # The same weights hold as if nothing had changed.
     starts = schedule.timeline(NAMES, 20).starts
     assert timeline.starts[1:] == tuple(start for start in starts if start > samples)
+
+
+@given(
+    schedule=schedules(),
+    most=st.dictionaries(st.sampled_from(NAMES), st.integers(0, 150), min_size=1),
+    samples=st.integers(0, 200),
+    consumed=st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99)),
+)
+def test_a_stream_that_has_had_the_most_of_its_samples_leaves_its_share_to_the_others(
+    schedule: Schedule, most: dict[str, int], samples: int, consumed: tuple[int, int, int]
+) -> None:
+    limited = Schedule(schedule.points, schedule.interpolate, tuple(most.items()))
+    assert Schedule.from_dict(json.loads(json.dumps(limited.as_dict()))) == limited
+    origin = CountingOrigin(samples // 20, samples % 20, samples, consumed)
+    free = schedule.timeline(NAMES, 20, origin)
+    if any(all(not weight or name in most for name, weight in weights) for _, weights in schedule.points):
+        # There may be a time from which no stream is left.
+        with contextlib.suppress(ConfigError):
+            limited.timeline(NAMES, 20, origin)
+        return
+    timeline = limited.timeline(NAMES, 20, origin)
+    had = list(consumed)
+    for start, counts in zip(timeline.starts, timeline.counts, strict=True):
+        wanted = free.counts[max(number for number, one in enumerate(free.starts) if one <= start)]
+        ended = [name in most and had[number] >= most[name] - 1 for number, name in enumerate(NAMES)]
+        whole = sum(share for share, end in zip(wanted, ended, strict=True) if not end)
+        for number, (count, share) in enumerate(zip(counts, wanted, strict=True)):
+            if not ended[number] and whole and sum(wanted) == 20 and sum(counts) == 20 and not schedule.interpolate:
+                assert abs(count - 20 * share / whole) <= 2
+            had[number] += count
+    for number, name in enumerate(NAMES):
+        if name in most:
+            assert had[number] <= max(most[name], consumed[number])
+            assert not timeline.counts[-1][number]
 
 
 def test_what_came_before_the_origin_is_not_known() -> None:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from stoker.arguments import at_least, checked
+from stoker.arguments import at_least, checked, must_be, must_know
 from stoker.errors import ConfigError
 from stoker.units import parse_count
 
@@ -169,17 +169,25 @@ class Schedule:
             of samples, or of epochs (``"2ep"``). Every point names all streams.
         interpolate: number of equally long steps in which weights change from one point to the next; 0: weights stay the
             same until the next point, and change there at once.
+        most: the most samples of a stream in all of training, by its name. Then its share goes to the other streams.
     """
 
     points: tuple[tuple[int | str, tuple[tuple[str, float], ...]], ...]
     interpolate: int = 0
+    most: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     @checked
-    def parse(cls, points: Mapping[int | str, Mapping[str, float]], interpolate: int = 0) -> Schedule:
+    def parse(
+        cls,
+        points: Mapping[int | str, Mapping[str, float]],
+        interpolate: int = 0,
+        most: Mapping[str, int | str] | None = None,
+    ) -> Schedule:
         """Make a schedule of what a user wrote: ``{0: {"web": 0.9, "books": 0.1}, "1m": {"web": 0.5, "books": 0.5}}``.
 
         Times are numbers of samples that all ranks together have had, also like ``"10k"``, or of epochs, like ``"2ep"``.
+        ``most`` are numbers of samples, too.
 
         Raises:
             ConfigError: a time or weight that is none, no point at 0, or weights that are all 0.
@@ -191,7 +199,8 @@ class Schedule:
         for time, weights in points.items():
             epochs = _epochs(time)
             read.append((parse_count(time) if epochs is None else f"{time}".strip().lower(), _weights(time, weights)))
-        return cls(tuple(read), interpolate)
+        limits = tuple((name, parse_count(count)) for name, count in (most or {}).items())
+        return cls(tuple(read), interpolate, limits)
 
     def timeline(self, names: Sequence[str], epoch_size: int, origin: CountingOrigin | None = None) -> Timeline:
         """The phases for streams of these names.
@@ -208,6 +217,10 @@ class Schedule:
             _check_names(time, [name for name, _ in weights], names)
         begin = 0 if origin is None else origin.samples
         steps = self._steps(names, epoch_size)
+        if self.most:
+            must_know("stream", dict(self.most), names, "most=: ")
+            consumed = (0,) * len(names) if origin is None or not origin.consumed else origin.consumed
+            steps = self._limited(steps, names, begin, consumed)
         starts: list[int] = []
         counts: list[tuple[int, ...]] = []
         for (start, proportions), (end, _) in pairwise(steps):
@@ -229,7 +242,37 @@ class Schedule:
             ]
             for steps in (one._steps(names, epoch_size) for one in (self, other))
         )
-        return ours == theirs
+        return ours == theirs and self.most == other.most
+
+    def _limited(
+        self, steps: Sequence[tuple[int, list[Fraction]]], names: Sequence[str], begin: int, consumed: Sequence[int]
+    ) -> list[tuple[int, list[Fraction]]]:
+        """The same steps from ``begin`` on, where a stream that has had the most of its samples has no share any more."""
+        most, found = dict(self.most), []
+        left = [most[name] - had if name in most else math.inf for name, had in zip(names, consumed, strict=True)]
+        for (start, wanted), end in zip(steps, [*(start for start, _ in steps[1:]), math.inf], strict=True):
+            now = max(start, begin)
+            while now < end:
+                shares = [share if rest > 0 else Fraction(0) for share, rest in zip(wanted, left, strict=True)]
+                whole = sum(shares)
+                must_be("left out for a stream that has a share to the end", whole > 0, most=most)
+                shares = [share / whole for share in shares]
+                lengths = [
+                    math.inf if not share or rest == math.inf else int(rest / share)
+                    for share, rest in zip(shares, left, strict=True)
+                ]
+                length = min(end - now, *lengths)
+                if length > 0:
+                    found.append((now, shares))
+                if length == math.inf:
+                    return found
+                taken = divide(int(length), shares)
+                left = [
+                    0 if ends <= length else rest - count
+                    for rest, count, ends in zip(left, taken, lengths, strict=True)
+                ]
+                now += int(length)
+        return found
 
     def _steps(self, names: Sequence[str], epoch_size: int) -> list[tuple[int, list[Fraction]]]:
         """The streams' shares, and from which sample of training on they hold. The last have no end."""
@@ -249,13 +292,14 @@ class Schedule:
         return {
             "points": [[time, dict(weights)] for time, weights in self.points],
             "interpolate": self.interpolate,
+            **({"most": dict(self.most)} if self.most else {}),
         }
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Schedule:
         """The schedule that :meth:`as_dict` described."""
         points = tuple((time, tuple(weights.items())) for time, weights in value["points"])
-        return cls(points, value["interpolate"])
+        return cls(points, value["interpolate"], tuple(value.get("most", {}).items()))
 
     def _times(self, epoch_size: int) -> list[int]:
         """The points' times in samples."""

@@ -51,6 +51,7 @@ from stoker.types import Ids
 _NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
 _MOST_SEQUENCES: Final = (1 << 21) - 1
 _MOST_WEIGHT: Final = 1e100
+_MOST_ROWS: Final = 1 << 62
 _LAID: Final = 64
 """Passes that are kept laid out, beside one of each source."""
 
@@ -65,15 +66,17 @@ class SourceWeights:
         repeat: how often an epoch has each token of a source; 1 where it is not named.
         epoch_tokens: tokens of an epoch. Default: as many as all sources have.
         unit: what shares are shares of.
+        most_epochs: how often training has the tokens of a source at most.
     """
 
     shares: Mapping[str, float] | Schedule | None = None
     repeat: Mapping[str, float] | None = None
     epoch_tokens: int | None = None
     unit: Literal["tokens", "samples"] = "tokens"
+    most_epochs: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("shares", "repeat"):
+        for name in ("shares", "repeat", "most_epochs"):
             if isinstance(given := getattr(self, name), Mapping):
                 object.__setattr__(self, name, dict(given))  # which the caller may change
 
@@ -84,13 +87,17 @@ class SourceWeights:
         must_be("left out with weights= or epoch_tokens=", alone or self.repeat is None, repeat=self.repeat)
         must_know("unit", [self.unit], ("tokens", "samples"))
         must_be("left out without weights=", self.unit == "tokens" or self.shares is not None, unit=self.unit)
+        must_be(
+            "left out without weights=", not self.most_epochs or self.shares is not None, most_epochs=self.most_epochs
+        )
+        must_know("source", self.most_epochs or (), names, "most_epochs=: ")
         must_know("source", self.repeat or (), names, "repeat=: ")
         if isinstance(self.shares, Mapping):
             must_know("source", self.shares, names, "weights=: ")
             missing = [name for name in names if name not in self.shares]
             must_be(f"of all sources, 0 to turn one off: {missing} are missing", not missing, weights=dict(self.shares))
             must_be("above 0 for at least one source", any(self.shares.values()), weights=dict(self.shares))
-        for option, given in (("weights", self.shares), ("repeat", self.repeat)):
+        for option, given in (("weights", self.shares), ("repeat", self.repeat), ("most_epochs", self.most_epochs)):
             for name, value in given.items() if isinstance(given, Mapping) else ():
                 good = isinstance(value, int | float) and 0 <= value < _MOST_WEIGHT
                 must_be("a finite number from 0", good, **{f"{option}[{name!r}]": value})
@@ -101,6 +108,7 @@ class SourceWeights:
         shares = self.shares.as_dict() if isinstance(self.shares, Schedule) else self.shares
         unit = None if self.unit == "tokens" else self.unit
         told = {"shares": shares, "repeat": self.repeat, "epoch_tokens": self.epoch_tokens, "unit": unit}
+        told["most_epochs"] = self.most_epochs or None
         return {name: value for name, value in told.items() if value is not None}
 
     @classmethod
@@ -170,7 +178,7 @@ class TokenMixture(NativeOrder):
                     about=partial(dict, source.about, rows=rows),
                 )
             )
-        tokens, shares = self.weights.epoch_tokens, self.weights.shares
+        tokens = self.weights.epoch_tokens
         each = float(seq_len) if full else self._mean_tokens(mean, counted)
         settings = NativeSettings(
             shuffle="none" if self.rows.seed is None else "shard",
@@ -178,7 +186,7 @@ class TokenMixture(NativeOrder):
             num_canonical_nodes=self._parts,
             epoch_size=None if tokens is None else max(1, int(tokens / each)),
             batching_method="stratified",
-            schedule=_by_rows(shares, counted, each) if isinstance(shares, Schedule) else None,
+            schedule=self._schedule(mean, counted, each),
             remainder=self.rows.remainder,
         )
         super().__init__(streams, settings, origin)
@@ -195,9 +203,29 @@ class TokenMixture(NativeOrder):
         shares, repeat = self.weights.shares, self.weights.repeat
         if repeat is not None:
             return StreamWeight(repeat=repeat.get(name, 1))
-        return (
-            StreamWeight() if shares is None or isinstance(shares, Schedule) else StreamWeight(shares[name] / counted)
+        if shares is None or isinstance(shares, Schedule) or self.weights.most_epochs:
+            return StreamWeight()
+        return StreamWeight(shares[name] / counted)
+
+    def _schedule(self, mean: Mapping[str, float], counted: Mapping[str, float], each: float) -> Schedule | None:
+        """The shares of rows at times in rows, where shares change; ``each``: tokens in a row of the mixture."""
+        shares, epochs = self.weights.shares, self.weights.most_epochs or {}
+        if isinstance(shares, Mapping) and epochs:
+            shares = Schedule(((0, tuple(shares.items())),))
+        if not isinstance(shares, Schedule):
+            return None
+        points = tuple(
+            (
+                int(time / each) if isinstance(time, int) else time,
+                tuple((name, weight / counted.get(name, 1.0)) for name, weight in weights),
+            )
+            for time, weights in shares.points
         )
+        most = {name: int(tokens / mean.get(name, 1.0)) for name, tokens in shares.most}
+        for name, often in epochs.items():
+            rows = self.alone[name].division(1).rounds.total
+            most[name] = min(int(often * rows), most.get(name, _MOST_ROWS))
+        return Schedule(points, shares.interpolate, tuple(most.items()))
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that decides which row comes when."""
@@ -242,21 +270,6 @@ class TokenMixture(NativeOrder):
             return self
         weights = SourceWeights.read(order.get("weights"), list(self.alone))
         return self if weights == self.weights else self._again(weights=weights)
-
-
-def _by_rows(schedule: Schedule, counted: Mapping[str, float], each: float) -> Schedule:
-    """A schedule of shares of what is counted at times in tokens, as one of shares of rows, of so many tokens, at times in
-    rows."""
-    return Schedule(
-        tuple(
-            (
-                int(time / each) if isinstance(time, int) else time,
-                tuple((name, weight / counted.get(name, 1.0)) for name, weight in weights),
-            )
-            for time, weights in schedule.points
-        ),
-        schedule.interpolate,
-    )
 
 
 class MixedUnits(UnitOrder):
