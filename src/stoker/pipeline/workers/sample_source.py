@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain, islice, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,15 +28,18 @@ from stoker.pipeline.iteration_checks import check_positions
 from stoker.pipeline.pipeline import Pipeline
 from stoker.pipeline.stages.build import make_work
 from stoker.pipeline.stats.trace import note_dataset
-from stoker.pipeline.workers.chunks_ahead import ChunksAhead
 from stoker.policy import CHUNKS_OF_PROCESS
 from stoker.reading.bad_samples import BadSampleLog, BadSampleNotes, BadSamples
 from stoker.reading.chain import as_chain
 from stoker.reading.samples import distinct_shards
+from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids
 
 if TYPE_CHECKING:
     from stoker.pipeline.execution.chunk_process import MakeRun
+
+_Label = TypeVar("_Label")
+_Made = TypeVar("_Made")
 
 
 def in_order(shards: Ids) -> list[int]:
@@ -254,3 +258,59 @@ class PoolSource(SampleSource):
             notes=None if self.bad_samples is None else notes,
             tune_threads=not one_by_one,
         )
+
+
+class ChunksAhead:
+    """Has samples read by a runner, in order.
+
+    ``pool``: the dataset's open shards, which this process fetches. ``runner``: executes chunks. ``most``: chunks that may be
+    read ahead of the one whose result is taken.
+
+    ``most``: as given, or fewer where the runner needs no more.
+    """
+
+    def __init__(self, pool: ShardPool, runner: Runner[Chunk], most: int) -> None:
+        self._pool, self._runner = pool, runner
+        self.most = most
+        self._needed: Counter[int] = Counter()
+
+    def read(self, chunks: Iterable[tuple[_Label, Chunk]], made: Callable[[_Label, Chunk], _Made]) -> Iterator[_Made]:
+        """The results for chunks that are not empty, in order.
+
+        ``chunks``: each with a label; taken as samples are delivered, no more than ``most`` ahead of these. ``made``: called
+        with the label and what was made of the chunk.
+        """
+        running: deque[tuple[_Label, Chunk, Callable[[], Chunk]]] = deque()
+        try:
+            for one in chain(chunks, repeat(None)):
+                if one is not None:
+                    label, chunk = one
+                    different = distinct_shards(chunk.shards, len(self._pool.index))
+                    chunk = replace(chunk, distinct=tuple(different))
+                    self._needed.update(chunk.distinct)
+                    running.append((label, chunk, self._runner.submit(chunk)))
+                elif not running:
+                    return
+                while running and (one is None or len(running) > min(self.most, self._runner.ahead)):
+                    label, chunk, take = running.popleft()
+                    begun = time.perf_counter_ns()
+                    found = take()
+                    self._pool.counts.waited(time.perf_counter_ns() - begun)
+                    yield made(label, found)
+                    del found, take  # frees their memory for the next chunk
+                    self._done(chunk)
+        finally:
+            for _, chunk, _ in running:
+                self._done(chunk)
+
+    def close(self) -> None:
+        """End what reads: what was not delivered is dropped."""
+        self._runner.close()
+
+    def _done(self, chunk: Chunk) -> None:
+        """Let go of shards that no chunk ahead needs; those that this process fetches for later ones stay."""
+        for shard in chunk.distinct:
+            self._needed[shard] -= 1
+            if not self._needed[shard]:
+                del self._needed[shard]
+                self._runner.done_with(shard)

@@ -18,7 +18,6 @@ from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointKind
 from stoker.pipeline.workers.adaptive import Splits
-from stoker.pipeline.workers.chunks_ahead import Places
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.sample_source import EpochRun, SampleSource, in_order
 from stoker.types import Ids
@@ -288,13 +287,13 @@ class RangeReader:
 
     def read(self, parts: Iterable[RangePart]) -> Iterator[SampleChunk]:
         """The samples of parts, one after the other. Processes have parts that come next meanwhile."""
+        located = ((part, self._located(part)) for part in parts)
         if self._ahead is None:
             read = self.sample_source.reader(self._of, batched=self._batched)
-            for part in parts:
-                positions, shards, rows = self._places(part)
-                yield self._chunk_of(part, read(Chunk.at(shards, rows, positions)))
+            for part, chunk in located:
+                yield self._chunk_of(part, read(chunk))
         else:
-            yield from self._ahead.read(((part, self._places(part)) for part in parts), self._chunk_of)
+            yield from self._ahead.read(located, self._chunk_of)
 
     def chunks(self, parts: Iterable[RangePart]) -> Iterator[SampleChunk]:
         """The same of all parts that there are: then nothing more is fetched."""
@@ -304,9 +303,9 @@ class RangeReader:
         finally:
             self.close()
 
-    def _places(self, part: RangePart) -> Places:
+    def _located(self, part: RangePart) -> Chunk:
         positions = self._splits.positions(part.begin, part.end)
-        return positions, *self._splits.run.order.locate(positions)
+        return Chunk.at(*self._splits.run.order.locate(positions), positions)
 
     def _chunk_of(self, part: RangePart, found: Chunk) -> SampleChunk:
         """The samples of a part, or its batch; raises the error of a bad one where that is an error."""
