@@ -128,6 +128,10 @@ class MegatronIndex:
         ends: Ids = self.byte_offsets + self.lengths * self.dtype.itemsize
         return ends
 
+    def tokens(self, data: NDArray[np.uint8]) -> Array:
+        """The tokens in the bytes of a ``.bin``, without a copy; behind them may be a part of one more."""
+        return data[: data.size // self.dtype.itemsize * self.dtype.itemsize].view(self.dtype)
+
 
 def _layout(data: NDArray[np.uint8], where: str) -> tuple[np.dtype[Any], Array, Array, Array]:
     """The dtype, and the three arrays where they lie in an ``.idx``.
@@ -265,12 +269,11 @@ class MegatronShard(PackedShard):
                 f"{where}: sample {row} lies at bytes {int(self._begins[row])} to {int(self._ends[row])} of {len(data)}. "
                 "Were the .idx and the .bin written together?"
             )
-        self._dtype = index.dtype
-        self._tokens: Array = data[: len(data) // index.dtype.itemsize * index.dtype.itemsize].view(index.dtype)
+        self._tokens = index.tokens(data)
 
     def take(self, name: str, rows: Ids) -> Column:  # noqa: ARG002 - there is one column
         """See :class:`~stoker.formats.common.container.PackedShard`: an array a sample, a view of the file if asked for."""
-        width = self._dtype.itemsize
+        width = self._tokens.itemsize
         values = cut(self._tokens, self._begins[rows] // width, self._ends[rows] // width)
         return values if self.options.views else [value.copy() for value in values]
 

@@ -119,8 +119,13 @@ class MegatronFile:
         self.borders: Ids = index.borders
         self._starts: Ids = index.byte_offsets
         self._file = map_file(self._data)
-        self._tokens = np.frombuffer(self._file, np.uint8)
-        self._check()
+        data = np.frombuffer(self._file, np.uint8)
+        if (row := first_true(index.ends > data.size)) is not None:
+            raise CorruptDataError(
+                f"{self._index} says that sequence {row} of {int(self.lengths[row])} tokens begins at byte "
+                f"{int(self._starts[row])} of {self._data}, which has {data.size} bytes. Were both written together?"
+            )
+        self._tokens = index.tokens(data)
 
     def __len__(self) -> int:
         return self.lengths.size
@@ -154,10 +159,9 @@ class MegatronFile:
         """
         stop = self.num_documents if stop is None else stop
         _check_range(self._data, "documents", first, stop, self.num_documents)
-        low, high = (int(self.borders[first]), int(self.borders[stop])) if self.borders.size else (0, 0)
-        rows = self._rows(np.arange(low, high, dtype=np.int64))
-        offsets = rows.offsets[self.borders[first : stop + 1] - low] if self.borders.size else rows.offsets[:1]
-        return Ragged(rows.values, offsets, where=self._data, rows=first)
+        borders = self.borders[first : stop + 1]
+        rows = self._rows(np.arange(borders[0], borders[-1], dtype=np.int64))
+        return Ragged(rows.values, rows.offsets[borders - borders[0]], where=self._data, rows=first)
 
     def take(self, rows: Ids) -> Ragged:
         """These sequences, in this order, each in ``[0, len)``."""
@@ -169,22 +173,11 @@ class MegatronFile:
         check_mapped([self._file])
         lengths, starts = self.lengths[rows], self._starts[rows] // self.dtype.itemsize
         offsets = offsets_of(lengths)
-        tokens = self._tokens[: self._tokens.size // self.dtype.itemsize * self.dtype.itemsize].view(self.dtype)
         if not rows.size or np.array_equal(starts, starts[0] + offsets[:-1]):
             first = int(starts[0]) if rows.size else 0
-            return Ragged(tokens[first : first + int(offsets[-1])], offsets, where=self._data, rows=rows)
-        values = gather_spans(tokens, starts, lengths, offsets[:-1], int(offsets[-1]))
+            return Ragged(self._tokens[first : first + int(offsets[-1])], offsets, where=self._data, rows=rows)
+        values = gather_spans(self._tokens, starts, lengths, offsets[:-1], int(offsets[-1]))
         return Ragged(values, offsets, where=self._data, rows=rows)
-
-    def _check(self) -> None:
-        if not len(self):
-            return
-        wrong = self._starts > self._tokens.size - self.lengths * self.dtype.itemsize
-        if (row := first_true(wrong)) is not None:
-            raise CorruptDataError(
-                f"{self._index} says that sequence {row} of {int(self.lengths[row])} tokens begins at byte "
-                f"{int(self._starts[row])} of {self._data}, which has {self._tokens.size} bytes. Were both written together?"
-            )
 
 
 class MegatronWriter:
