@@ -87,11 +87,11 @@ class ShardWork:
 
     def progress(self) -> EpochProgress:
         """The epoch's progress, of all workers together, including samples that were delivered again."""
-        return self._leased("progress").epoch_progress()
+        return self._leased("progress").take_part().progress()
 
     def health(self) -> list[WorkerHealth]:
         """The state of all workers, in rank order."""
-        return self._leased("health").health()
+        return self._leased("health").take_part().health()
 
     def assignment(self) -> dict[str, Any]:
         """The committed ranges of the epoch so far, with their ranks: ``Adaptive(base, replay=...)`` runs it again.

@@ -15,10 +15,8 @@ from stoker.concurrency.shared.counters import Count
 from stoker.coordination import (
     CommitRefusedError,
     Coordination,
-    EpochProgress,
     LeasedSplit,
     WaitTimeoutError,
-    WorkerHealth,
 )
 from stoker.coordination.checkpoint import Assignment
 from stoker.errors import ConfigError, StateError
@@ -94,7 +92,7 @@ class LeasedSource(RangeSource):
         return max(1, self._config.prefetch_buffer_size)  # always a thread: leasing does not wait for the consumer
 
     def chunks(self, at: int, closing: threading.Event) -> Iterator[SampleChunk]:  # noqa: ARG002 - the coordinator knows
-        config, coordination = self._config, self._take_part()
+        config, coordination = self._config, self.take_part()
         replicate = None
         if config.replication_factor > 1:
             replicate = partial(Replicas, self._sample_source, self._splits, config, coordination)
@@ -199,7 +197,7 @@ class LeasedSource(RangeSource):
         """Say once what was delivered and is others' now. CommitRefusedError if there is some."""
         self._ledger.settle()
         if self._ledger.refused:
-            error = CommitRefusedError(self._take_part().with_owners(self._ledger.refused))
+            error = CommitRefusedError(self.take_part().with_owners(self._ledger.refused))
             self._ledger.refused.clear()
             raise error
 
@@ -216,7 +214,7 @@ class LeasedSource(RangeSource):
         if not finished:
             self._ledger.commit()
             self._flush(self._config.patience)
-            progress = self.epoch_progress()
+            progress = self.take_part().progress()
             if not progress.finished:
                 raise ConfigError(
                     f"epoch {self.epoch} is not over: {progress.total - progress.committed} of {progress.total} samples are "
@@ -256,7 +254,8 @@ class LeasedSource(RangeSource):
         """Whether the coordinator counts on this worker."""
         return self._coordination is not None
 
-    def _take_part(self, restored: RestoreRequest | None = None) -> Coordination:
+    def take_part(self, restored: RestoreRequest | None = None) -> Coordination:
+        """This worker's part in the run's epoch, which begins with the first call."""
         self._check_process()
         with self._lock:
             if self._coordination is None:
@@ -320,17 +319,9 @@ class LeasedSource(RangeSource):
             takes_over=held.__contains__,
         )
 
-    def epoch_progress(self) -> EpochProgress:
-        """The epoch's progress, of all workers together."""
-        return self._take_part().progress()
-
-    def health(self) -> list[WorkerHealth]:
-        """The state of all workers."""
-        return self._take_part().health()
-
     def assignment(self) -> Assignment:
         """The committed ranges with their workers, to be replayed."""
-        coordination = self._take_part()
+        coordination = self.take_part()
         epoch = coordination.epoch
         return Assignment(epoch.number, epoch.world_size, dict(epoch.identity), tuple(coordination.assignment()))
 
@@ -339,7 +330,7 @@ class LeasedSource(RangeSource):
     def progress(self, at: int, *, finished: bool) -> WorkerProgress:  # noqa: ARG002 - that of all workers
         """The ranges that all workers together have committed."""
         with self._lock:
-            coordination, epoch, total = self._take_part(), self.epoch, self._splits.total
+            coordination, epoch, total = self.take_part(), self.epoch, self._splits.total
         state = coordination.checkpoint()
         reached, processed = 0, []
         for begin, end in [*state["left"], (total, total)]:
@@ -351,7 +342,7 @@ class LeasedSource(RangeSource):
     def restore(self, request: RestoreRequest) -> int:
         """Bring the run to where a checkpoint was taken, if the coordinator is not there."""
         self._enter(request.checkpoint.epoch)
-        self._take_part(request)
+        self.take_part(request)
         return 0
 
 
