@@ -53,6 +53,7 @@ Jobs, as on the command line:
     convert                 converts a dataset to another format, in parallel
     tokenize                converts text to token files
     inspect                 describes a dataset
+    inspect_tokens          describes token data: lengths of documents, waste of layouts
     verify                  checks a dataset for damaged or missing data
 
 Pictures are decoded by ``stoker.image``. Columns of videos and sounds are in ``stoker.media``, partitions in
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from stoker.index.merge import merge_index as merge_index
     from stoker.index.shard_files import rebuild_index as rebuild_index
     from stoker.inspection import inspect as inspect
+    from stoker.inspection import inspect_tokens as inspect_tokens
     from stoker.inspection import verify as verify
     from stoker.loaders.dataloader import StreamingDataLoader as StreamingDataLoader
     from stoker.loaders.dataset import StreamingDataset as StreamingDataset
@@ -123,7 +125,7 @@ _MODULES: Final = {
     "formats.media.video": "Video",
     "index.merge": "merge_index",
     "index.shard_files": "rebuild_index",
-    "inspection": "inspect verify",
+    "inspection": "inspect inspect_tokens verify",
     "loaders.dataloader": "StreamingDataLoader",
     "loaders.dataset": "StreamingDataset",
     "loaders.lm_stream": "LMStream",

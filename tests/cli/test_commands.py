@@ -17,7 +17,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from command_line import check_options, check_usage, stoker
@@ -98,26 +97,6 @@ def test_inspect_tells_the_schema_and_shows_samples(data: Path, capsys: pytest.C
     assert (found["samples"], found["indexed"], found["hashes"]) == (SAMPLES, True, ["sha1", "xxh64"])
     assert found["preview"][0]["row"]["shape"] == [6]
     assert stoker(capsys, "inspect", data / "nowhere", code=1).startswith("stoker inspect: ")
-
-
-def test_inspect_tells_of_tokens_and_what_layouts_waste(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with MDSWriter({"tokens": "ndarray:uint16"}, tmp_path / "data") as writer:
-        for length in (3, 10, 40):
-            writer.write({"tokens": np.zeros(length, np.uint16)})
-    words = ("inspect", tmp_path / "data", "--sequence-length", 20, "--sequence-length", 50)
-    said = " ".join(stoker(capsys, *words).split())
-    for text in (
-        "dtype uint16 documents 3 tokens 53 lengths min 3, 5 % 3, 50 % 10, 95 % 40, 99 % 40, max 40, of 3 documents",
-        "waste of each layout, of 3 documents",
-        "20 0 %; 7 in the last row 11.67 % padding, 1 split an error: 1 longer 45.00 % padding, 37.74 % cut",
-        "50 0 %; 47 in the last row 47.00 % padding 64.67 % padding 64.67 % padding",
-    ):
-        assert text in said
-    found = as_json(capsys, *words)["tokens"]
-    assert (found["documents"], found["lengths"]["max"], found["tokenizer"]) == (3, 40, {})
-    packed = {"layout": "pack", "sequence_length": 20, "rows": 3, "padding": 7, "cut": 0, "longer": 1}
-    assert found["layouts"][1] == packed
-    assert "'no' is unknown; known: tokens" in stoker(capsys, "inspect", tmp_path / "data", "--column", "no", code=1)
 
 
 def test_index_is_made_and_merged(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -302,7 +281,11 @@ def test_help_and_a_wrong_flag_show_the_usage_of_the_command_itself(
     ("name", "library", "own"),
     [
         ("convert", ["stoker.conversion:convert", "stoker:BadSamples"], {"json", "bad_samples"}),
-        ("inspect", ["stoker.inspection:inspect"], {"json", "pictures"}),
+        (
+            "inspect",
+            ["stoker.inspection:inspect", "stoker.inspection:inspect_tokens", "stoker.tokens:DatasetSource"],
+            {"json", "pictures", "tokens"},
+        ),
         ("tokenize", ["stoker.tokens.tokenize.tokenize:tokenize"], {"json"}),
         ("verify", ["stoker.inspection:verify"], {"json"}),
     ],

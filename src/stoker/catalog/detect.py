@@ -283,10 +283,7 @@ def _chosen(names: Iterable[str], where: str) -> str:
     # Files that belong to others, as a .bin to its .idx, by their endings.
     strange = Counter({end: number for end, number in unknown.items() if owners.get(end) not in found})
     if not found:
-        tokens = (
-            "; one array of tokens is read by StreamingParquetLoader(RawSource(path, dtype, row_tokens=seq_len)), and "
-            "told of by inspect(path, token_dtype='uint16')"
-        )
+        tokens = "; one array of tokens is read by StreamingParquetLoader(RawSource(path, dtype, row_tokens=seq_len))"
         named = sorted(owners[end] for end in unknown if end in owners)
         owned = f"; files of format={named[0]!r} have such names" if named else ""
         raise ConfigError(

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cli.arguments import integer
 from stoker.cli.running import add_format, add_json, add_storage_options, arguments_of, print_json
-from stoker.cli.terminal import make_console, make_pairs, make_table, print_table
+from stoker.cli.terminal import make_console, make_pairs, make_table
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
     from stoker.inspection import DatasetFacts
-    from stoker.inspection.facts import LayoutFacts, TokenFacts
 
 _WIDEST: Final = 48
 
@@ -29,24 +28,24 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("url", metavar="URL", help="a directory or URL of any format, a file, or a pattern")
     add_format(parser)
     parser.add_argument("--samples", type=integer(0), default=3, metavar="N", help="samples to show; default: 3")
+    parser.add_argument("--count", action="store_true", help="read all where only that tells samples or lengths")
     parser.add_argument(
-        "--count",
+        "--tokens",
         action="store_true",
-        help="read whole files where only that tells their samples, or the lengths of all documents",
+        help="describe token data instead: documents, their lengths, and what each layout of the token loaders wastes",
     )
-    parser.add_argument("--column", metavar="NAME", help="column of token ids; default: input_ids, token_ids or tokens")
+    parser.add_argument("--column", metavar="NAME", help="of token ids; default: input_ids, token_ids or tokens")
     parser.add_argument(
-        "--token-dtype",
-        metavar="NAME",
-        help="what bytes, or .bin files that are one array of tokens, hold: uint16, ...",
+        "--token-dtype", metavar="NAME", help="of tokens in columns of bytes, or in .bin files that are one array"
     )
     parser.add_argument(
         "--sequence-length",
         dest="sequence_lengths",
         action="append",
         type=integer(1),
+        default=argparse.SUPPRESS,
         metavar="N",
-        help="compare the layouts of the token loaders for rows of N tokens; may be given again; default: 2048, 4096, 8192",
+        help="tokens in a row, also several times; default: 2048, 4096 and 8192",
     )
     parser.add_argument("--pictures", action="store_true", help="draw images, where stdout is a terminal with colours")
     add_storage_options(parser)
@@ -57,11 +56,69 @@ def run(chosen: argparse.Namespace) -> None:
     """Inspect, and say what was found."""
     from stoker.inspection import inspect
 
+    if chosen.tokens:
+        _run_tokens(chosen)
+        return
     facts = inspect(**arguments_of(inspect, chosen))
     if chosen.json:
         print_json(facts.as_dict())
         return
     _print(make_console(wide=True), facts, pictures=chosen.pictures)
+
+
+def _run_tokens(chosen: argparse.Namespace) -> None:
+    """Describe token data."""
+    from rich.text import Text
+
+    from stoker.inspection import inspect_tokens
+
+    facts = inspect_tokens(_token_source(chosen), **arguments_of(inspect_tokens, chosen))
+    if chosen.json:
+        print_json(facts.as_dict())
+        return
+    documents = "not told by the files" if facts.documents is None else f"{facts.documents:,}"
+    rows = [("documents", documents), ("tokens", f"{facts.tokens:,}")]
+    if facts.documents is not None:
+        of = "all" if facts.looked_at == facts.documents else f"a sample of {facts.looked_at:,}"
+        lengths = ", ".join(f"{name.replace('%', ' %')} {length:,}" for name, length in facts.lengths.items())
+        rows.append(("lengths", f"{lengths}, of {of}"))
+    console = make_console(wide=True)
+    console.print(make_pairs(facts.url, rows))
+    console.print()
+    headings = ("tokens a row", "layout", "rows", "padding", "tokens cut", "longer documents")
+    table = make_table(headings, title="layouts", left=("layout",))
+    for one in facts.layouts:
+        share = f"{one.padding / max(1, one.rows * one.sequence_length):.2%}"
+        cells = (f"{one.sequence_length:,}", one.layout, f"{one.rows:,}", share, f"{one.cut:,}", f"{one.longer:,}")
+        table.add_row(*map(Text, cells))
+    console.print(table)
+
+
+def _token_source(chosen: argparse.Namespace) -> Any:
+    """The source that a token loader would be given for this URL."""
+    from stoker import StreamingDataset
+    from stoker.errors import ConfigError
+    from stoker.formats.parquet.facts import TOKEN_COLUMNS
+    from stoker.inspection import inspect
+    from stoker.tokens import DatasetSource, RawSource
+
+    url = str(chosen.url)
+    if url.endswith((".bin", ".idx")):
+        if chosen.token_dtype is None:
+            return url
+        return RawSource(url, chosen.token_dtype, row_tokens=1 << 20)
+    facts = inspect(**arguments_of(inspect, chosen) | {"samples": 0, "count": False})
+    if facts.format == "parquet" and not facts.indexed:
+        return url
+    columns = {column.name: column.type for column in facts.columns}
+    column = chosen.column or next((name for name in TOKEN_COLUMNS if name in columns), None)
+    if column is None:
+        described = ", ".join(f"{name} ({kind})" for name, kind in columns.items())
+        raise ConfigError(
+            f"{url}: no column is called {' or '.join(TOKEN_COLUMNS)}: name one with --column: {described}"
+        )
+    dataset = StreamingDataset(url, columns=[column], **arguments_of(StreamingDataset, chosen))
+    return DatasetSource(dataset, column, token_dtype=chosen.token_dtype)
 
 
 def _print(console: Console, facts: DatasetFacts, *, pictures: bool) -> None:
@@ -75,8 +132,6 @@ def _print(console: Console, facts: DatasetFacts, *, pictures: bool) -> None:
         shape = "varies" if column.shape is None else str(column.shape) if column.shape else "-"
         table.add_row(*(Text(text) for text in (_plain(column.name), _plain(column.type), shape)))
     console.print(table)
-    if facts.tokens is not None:
-        _print_tokens(console, facts.tokens)
     for number, sample in enumerate(facts.preview):
         console.print()
         console.print(make_pairs(f"sample {number}", [(_plain(name), shown.text) for name, shown in sample.items()]))
@@ -86,56 +141,6 @@ def _print(console: Console, facts: DatasetFacts, *, pictures: bool) -> None:
     for note in facts.notes:
         console.print()
         console.print(Text(f"note: {_plain(note)}"))
-
-
-def _print_tokens(console: Console, facts: TokenFacts) -> None:
-    from rich.text import Text
-
-    from stoker.display import counted
-
-    rows = [("column", facts.column)] if facts.column else []
-    rows += [("dtype", facts.dtype or "not told by the column's type")]
-    unknown = "not told by the files" if facts.column is None else "not counted; --count reads all"
-    rows += [("documents", unknown if facts.documents is None else f"{facts.documents:,}")]
-    rows += [("tokens", unknown if facts.tokens is None else f"{facts.tokens:,}")]
-    if told := facts.tokenizer:
-        eos = "no token is put behind" if told.get("eos_id") is None else f"token {told['eos_id']} ends"
-        hashed = str(told.get("tokenizer_sha256", ""))[:12]
-        rows += [("tokenizer", f"of {told.get('vocab_size', 0):,} ids, sha256 {hashed}...; {eos} each document")]
-    if "packed" in told:
-        rows += [
-            ("packed", f"what is called a document here is a row of documents of at most {told['packed']:,} tokens")
-        ]
-    sampled = facts.looked_at_tokens != facts.tokens
-    of = f"{'a sample of ' if sampled else ''}{counted(facts.looked_at, 'document')}"
-    if facts.lengths:
-        quantiles = ", ".join(f"{name.replace('%', ' %')} {length:,}" for name, length in facts.lengths.items())
-        rows += [("lengths", f"{quantiles}, of {of}")]
-    console.print()
-    console.print(make_pairs("tokens", rows))
-    if not facts.layouts:
-        return
-    layouts = list(dict.fromkeys(one.layout for one in facts.layouts))
-    title = f"waste of each layout, of {of}" if facts.looked_at else "waste"
-    table = make_table(("tokens a row", *layouts), title=title, left=layouts, fold=True)
-    for length in dict.fromkeys(one.sequence_length for one in facts.layouts):
-        cells = [_waste(one, facts.looked_at_tokens) for one in facts.layouts if one.sequence_length == length]
-        table.add_row(*(Text(text) for text in (f"{length:,}", *cells)))
-    console.print()
-    print_table(console, table)
-
-
-def _waste(layout: LayoutFacts, tokens: int) -> str:
-    """The padding of a layout, and what becomes of documents that are longer than a row."""
-    if layout.layout == "concat":
-        return f"0 %; {layout.padding:,} in the last row"
-    padding = f"{layout.padding / max(1, layout.rows * layout.sequence_length):.2%} padding".replace("%", " %")
-    if not layout.longer:
-        return padding
-    if layout.layout == "pad":
-        return f"an error: {layout.longer:,} longer"
-    cut = f"{layout.cut / max(1, tokens):.2%} cut".replace("%", " %")
-    return f"{padding}, {cut if layout.layout == 'truncate' else f'{layout.longer:,} split'}"
 
 
 def _rows(facts: DatasetFacts) -> list[tuple[str, str]]:

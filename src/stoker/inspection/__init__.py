@@ -6,6 +6,17 @@
 from stoker.inspection.checks import Problem, VerifyReport
 from stoker.inspection.facts import ColumnFacts, DatasetFacts
 from stoker.inspection.inspect_dataset import inspect
+from stoker.inspection.token_facts import LayoutFacts, TokenFacts, inspect_tokens
 from stoker.inspection.verify_dataset import verify
 
-__all__ = ["ColumnFacts", "DatasetFacts", "Problem", "VerifyReport", "inspect", "verify"]
+__all__ = [
+    "ColumnFacts",
+    "DatasetFacts",
+    "LayoutFacts",
+    "Problem",
+    "TokenFacts",
+    "VerifyReport",
+    "inspect",
+    "inspect_tokens",
+    "verify",
+]

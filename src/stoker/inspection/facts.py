@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -142,55 +142,6 @@ class ColumnFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutFacts:
-    """The waste of a layout of the token loaders, of the documents that were looked at.
-
-    Attributes:
-        layout: ``"concat"``, ``"pack"``, ``"pad"`` or ``"truncate"``.
-        sequence_length: tokens in a row.
-        rows: rows that the documents make.
-        padding: slots of these rows that no token fills; where documents are joined, those of the last row.
-        cut: tokens that are cut off.
-        longer: documents with more tokens than a row: packed in pieces, cut, or an error of ``"pad"``.
-    """
-
-    layout: str
-    sequence_length: int
-    rows: int
-    padding: int
-    cut: int
-    longer: int
-
-
-@dataclass(frozen=True, slots=True)
-class TokenFacts:
-    """Tokens of a dataset, as they are stored: an ``eos_id=`` of a loader adds one to each document.
-
-    Attributes:
-        column: the column that holds them; ``None`` of a raw array.
-        dtype: of the tokens; empty where nothing tells.
-        documents: documents that have tokens; ``None`` where only reading all of the data tells.
-        tokens: in all documents; ``None`` likewise.
-        looked_at: documents whose lengths were looked at: all, or a sample of runs that lie evenly in the data.
-        looked_at_tokens: tokens of these.
-        lengths: of these, tokens in a document: ``min``, ``5%``, ``50%``, ``95%``, ``99%`` and ``max``.
-        layouts: the waste of each layout for each sequence length.
-        tokenizer: what :func:`~stoker.tokens.tokenize` noted: ``vocab_size``, ``eos_id`` and ``tokenizer_sha256``,
-            and ``packed``, the most tokens of a row, where what are documents here are rows of packed ones.
-    """
-
-    column: str | None
-    dtype: str
-    documents: int | None
-    tokens: int | None
-    looked_at: int
-    looked_at_tokens: int
-    lengths: Mapping[str, int]
-    layouts: tuple[LayoutFacts, ...]
-    tokenizer: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class DatasetFacts:
     """A dataset, as its index or its files' headers tell.
 
@@ -210,7 +161,6 @@ class DatasetFacts:
         largest_shard: likewise.
         notes: what is to be known beside that.
         preview: the first samples: column to what is shown of its value.
-        tokens: of token data, documents and what layouts make of them.
     """
 
     url: str
@@ -228,7 +178,6 @@ class DatasetFacts:
     largest_shard: int
     notes: tuple[str, ...] = ()
     preview: tuple[Mapping[str, Shown], ...] = ()
-    tokens: TokenFacts | None = None
 
     def as_dict(self) -> Mapping[str, Any]:
         """Plain values for JSON."""
@@ -236,7 +185,6 @@ class DatasetFacts:
         return {
             **plain,
             "columns": [asdict(column) for column in self.columns],
-            "tokens": None if self.tokens is None else asdict(self.tokens),
             "preview": [{name: shown.as_dict() for name, shown in sample.items()} for sample in self.preview],
         }
 
@@ -280,7 +228,7 @@ def preview_shard(files: FileReader, info: ShardInfo, count: int) -> _Preview:
         elif sum(file.bytes for file in info.stored) > LARGEST and is_local(files.store.url) is None:
             return [], [f"no samples are shown: the first shard, {where}, would have to be fetched whole"]
         else:
-            small, data = info, read_shard(files, info)
+            small, data = info, _whole(files, info)
     except (StokerError, OSError) as error:
         return [], [f"no samples are shown: {error}"]
     return preview_files(small, data, count, where)
@@ -309,8 +257,8 @@ def preview_files(info: ShardInfo, data: Sequence[Buffer], count: int, where: st
     return [{name: values[row] for name, values in columns.items()} for row in range(len(rows))], notes
 
 
-def read_shard(files: FileReader, info: ShardInfo) -> list[Buffer]:
-    """A shard's raw files, of a dataset with an index, decompressed in memory if need be."""
+def _whole(files: FileReader, info: ShardInfo) -> list[Buffer]:
+    """A shard's raw files, decompressed in memory if need be."""
     stored = [files.read(file.basename) for file in info.stored]
     for file, data in zip(info.stored, stored, strict=True):
         check_indexed(f"{files.store.url_of(file.basename)} has", len(data), file.bytes, "bytes")

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from stoker.cache.range_fetch import fetch_part
 from stoker.catalog.unindexed.files_location import FilesLocation
-from stoker.catalog.unindexed.find_files import find_files
+from stoker.catalog.unindexed.find_files import HEADERS_AT_ONCE, find_files
 from stoker.catalog.unindexed.inspect_headers import StoreSource, span_array
 from stoker.catalog.unindexed.open_files import unindexed_format
-from stoker.errors import ConfigError, CorruptDataError, MissingPackageError, StokerError
+from stoker.errors import ConfigError, CorruptDataError, FormatError, MissingPackageError, StokerError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.checks import most_unpacked
 from stoker.formats.common.compression import codec_of, parse_compression
 from stoker.formats.common.file_shards import SpanDetail, UnindexedFile
 from stoker.formats.common.inspect_header import ByteSource, HeaderFacts, MappedSource, only_settings
 from stoker.formats.format import Format
+from stoker.formats.parquet.facts import storage_of
 from stoker.inspection.checks import Checker, CheckPlan, FileReader, Outcome, Problem, Task
+from stoker.inspection.facts import LARGEST, ColumnFacts, DatasetFacts, Shown, preview_files, shape_of
 from stoker.storage import ObjectInfo, is_local
+from stoker.storage.transfer import side_by_side
 from stoker.types import Buffer
 
 # Of remote files, row groups that follow each other are fetched together until they have so many bytes.
@@ -53,12 +57,11 @@ class SeparateFiles:
         """A file and those that belong to it."""
         return (file, *self._beside.get(file.key, ()))
 
-    def inspect(self, file: ObjectInfo, data: Buffer | None = None, column: str | None = None) -> UnindexedFile:
+    def inspect(self, file: ObjectInfo, data: Buffer | None = None) -> UnindexedFile:
         """Inspect a file.
 
         Args:
             data: its bytes; ``None`` to read what is needed of them.
-            column: of Parquet, the only column to be told of.
 
         Raises:
             StokerError: it is damaged, or can not be read.
@@ -72,8 +75,7 @@ class SeparateFiles:
         if data is not None:
             source = MappedSource(data, where)
         try:
-            settings = self._settings if column is None else {"columns": (column,)}
-            facts = self._single or self.reader.inspect_header(source, settings)
+            facts = self._single or self.reader.inspect_header(source, self._settings)
         except StokerError as error:
             raise error if where in str(error) else type(error)(f"{where}: {error}") from error
         except Exception as error:  # of another package's format
@@ -107,29 +109,16 @@ class SeparateFiles:
         if together:
             yield (start, end), together
 
-    def fetch_shards(
-        self, one: UnindexedFile, chosen: Container[int] | None = None
-    ) -> Iterator[tuple[ShardInfo, list[Buffer]]]:
+    def fetch_shards(self, one: UnindexedFile) -> Iterator[tuple[ShardInfo, list[Buffer]]]:
         """A file's shards, each with the bytes to open, of which no more are read than it has.
 
-        ``chosen``: numbers of the shards; default all. StokerError if they can not be read.
+        StokerError if they can not be read.
         """
         if self._codec(one.file) is not None or (self.local and not self.reader.row_groups):
-            found = enumerate(self.shards(one, [self._files.read(file.key) for file in one.files]))
-            yield from (shard for number, shard in found if chosen is None or number in chosen)
+            yield from self.shards(one, [self._files.read(file.key) for file in one.files])
             return
-        for number, info in enumerate(self.describe(one, in_place=False)):
-            if chosen is None or number in chosen:
-                yield info, [self._fetch(file) for file in info.raw]
-
-    def fetch_row_groups(
-        self, one: UnindexedFile, column: str, chosen: Container[int]
-    ) -> Iterator[tuple[ShardInfo, list[Buffer]]]:
-        """A column of some row groups of a Parquet file, by their numbers. StokerError if they can not be read."""
-        for number, info in enumerate(self.describe(self.inspect(one.file, column=column))):
-            if number in chosen:
-                start, end = _window_of(info.raw[0])
-                yield info, [self._files.window(one.key, start, end, version=one.file.version)]
+        for info in self.describe(one, in_place=False):
+            yield info, [self._fetch(file) for file in info.raw]
 
     def _fetch(self, file: FileInfo) -> Buffer:
         part = file.part
@@ -175,6 +164,74 @@ def disagreements(
             agreed = reader.agree(agreed, spec)
         except ValueError as error:
             yield key, f"{url_of(first)} and {url_of(key)} can not be read together: {error}"
+
+
+def inspect_unindexed(
+    source: FilesLocation, files: FileReader, name: str, settings: Mapping[str, Any], samples: int, *, count: bool
+) -> DatasetFacts:
+    """Look at files of one format; see :func:`stoker.inspection.inspect`. FormatError if no file can be read."""
+    of = SeparateFiles(source, files, name, settings)
+    notes: list[str] = []
+    looked = of.found if count or not of.whole else of.found[:1]
+    if len(looked) < len(of.found):
+        notes.append(f"only the first of {len(of.found)} files was looked at; count=True or --count reads all")
+
+    def inspect(file: ObjectInfo) -> UnindexedFile | FormatError:
+        try:
+            map_it = of.whole or (of.local and not of.reader.row_groups and not of.reader.single)
+            return of.inspect(file, files.read(file.key) if map_it else None)
+        except FormatError as error:
+            return error
+
+    outcomes = side_by_side([partial(inspect, file) for file in looked], HEADERS_AT_ONCE, "inspect")
+    read = [one for one in outcomes if isinstance(one, UnindexedFile)]
+    bad = [one for one in outcomes if isinstance(one, FormatError)]
+    if bad and not read:
+        raise bad[0]
+    specs = ((one.key, one.spec) for one in read if one.samples)
+    notes += [*map(str, bad), *(said for _, said in islice(disagreements(of.reader, specs, files.store.url_of), 1))]
+    preview, said = _preview(files, of, read, samples)
+    counted = len(looked) == len(of.found)
+    sizes = [sum(one.size for one in of.files_of(file)) for file in of.found]
+    columns: Mapping[str, str] = next((one for one in read if one.samples), read[0]).spec["columns"]
+    raw_bytes, codecs = storage_of(read) if of.reader.row_groups else (None, ())
+    return DatasetFacts(
+        url=source.told if source.keys or source.given else files.store.url,
+        format=name,
+        indexed=False,
+        files=sum(len(of.files_of(file)) for file in of.found),
+        shards=sum(one.shards for one in read) if counted else None,
+        samples=sum(one.samples for one in read) if counted else None,
+        columns=tuple(ColumnFacts(column, kind, shape_of(kind)) for column, kind in columns.items()),
+        stored_bytes=sum(sizes),
+        raw_bytes=raw_bytes,
+        compression=codecs,
+        hashes=(),
+        smallest_shard=min(sizes),
+        largest_shard=max(sizes),
+        notes=(*notes, *said),
+        preview=tuple(preview),
+    )
+
+
+def _preview(
+    files: FileReader, of: SeparateFiles, read: Sequence[UnindexedFile], samples: int
+) -> tuple[list[Mapping[str, Shown]], list[str]]:
+    """The first samples, and what hindered."""
+    shown: list[Mapping[str, Shown]] = []
+    notes: list[str] = []
+    for one in read if samples else ():
+        where = files.store.url_of(one.key)
+        first = next(of.describe(one), None)
+        if first is not None and not of.local and sum(file.bytes for file in first.stored) > LARGEST:
+            return shown, [*notes, f"no samples are shown: the first shard of {where} would have to be fetched whole"]
+        for info, data in of.fetch_shards(one):
+            more, said = preview_files(info, data, samples - len(shown), where)
+            shown += more
+            notes += said
+            if not more or len(shown) >= samples:
+                return shown, notes
+    return shown, notes
 
 
 def plan_unindexed(checker: Checker, source: FilesLocation, name: str, settings: Mapping[str, Any]) -> CheckPlan:

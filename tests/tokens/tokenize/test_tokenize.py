@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from patience import PATIENCE
 from s3server import Bucket
-from stoker import MDSWriter, StreamingDataset, inspect, tokenize
+from stoker import MDSWriter, StreamingDataset, tokenize
 from stoker.cli import main
 from stoker.cli import tokenize as command
 from stoker.errors import (
@@ -176,10 +176,6 @@ def test_parquet_of_tokens_is_what_is_fast_to_read(tmp_path: Path, tokenizer_fil
     assert about["vocab_size"] == Tokenizer.from_file(str(tokenizer_file)).get_vocab_size()
     assert about["eos_id"] == 0
     rows = rows_of(tmp_path / "dst")
-    facts = inspect(tmp_path / "dst").tokens
-    assert facts is not None
-    assert facts.tokenizer == {name: about[name] for name in ("vocab_size", "eos_id", "tokenizer_sha256")}
-    assert (facts.documents, facts.tokens, facts.dtype) == (len(rows), sum(map(len, rows)), "uint16")
     counts = []
     for group in range(file.num_row_groups):
         column = file.metadata.row_group(group).column(0)
@@ -236,9 +232,6 @@ def test_mds_of_tokens_is_read_by_the_pipeline(tmp_path: Path, tokenizer_file: P
     rows = [dataset[number]["input_ids"].tolist() for number in range(dataset.size)]
     assert decoded(tokenizer_file, rows) == [f"{text}<|endoftext|>" for text in DOCUMENTS]
     assert done.files == 1
-    facts = inspect(tmp_path / "dst").tokens
-    assert facts is not None
-    assert (facts.documents, facts.tokens, facts.tokenizer["eos_id"]) == (done.documents, done.tokens, 0)
 
 
 def _packed_rows(folder: Path, to: str) -> list[list[tuple[int, ...]]]:
@@ -275,9 +268,6 @@ def test_packed_rows_are_those_of_the_loader_that_packs_while_it_reads(
             ids = ids[mask == 1]
             found.append([tuple(part.tolist()) for part in np.split(ids, starts[1:])])
     assert rows == found
-    facts = inspect(tmp_path / "packed").tokens
-    assert facts is not None
-    assert (facts.documents, facts.tokenizer["packed"]) == (len(rows), size)
 
 
 def test_packed_rows_of_many_windows_have_each_token_once(

@@ -274,25 +274,6 @@ def token_counts(index: _Shards, column: str) -> Ids:
     return counts
 
 
-def document_counts(index: _Shards, column: str, tokens: Ids) -> Ids:
-    """Rows of each row group that have tokens, from footers alone; ``tokens``: see :func:`token_counts`.
-
-    int64, shape ``(shards,)``. Below 0 where tokens are null, as there are more nulls than rows; of no meaning where
-    ``tokens`` are not known.
-    """
-    counts = np.empty(len(index.shards), dtype=np.int64)
-    for number, shard in enumerate(index.shards):
-        group = shard.detail
-        assert isinstance(group, RowGroup)
-        found = group.file.schema.find(column)
-        assert found is not None
-        # Values of the column that are null stand for rows without tokens; a null token is an error when it is read.
-        counts[number] = shard.samples - group.file.chunks[group.index, found[1], NULLS]
-    # As many nulls as rows, and tokens none the less: some nulls are tokens. With a document the row group is read.
-    counts[(counts == 0) & (tokens > 0)] = 1
-    return counts
-
-
 def _file_of(index: _Shards) -> str:
     """The first file, as an example that can be looked at."""
     group = index.shards[0].detail if len(index.shards) else None

@@ -83,19 +83,6 @@ def runs_of(tokens: Ids, each: int) -> Ids:
     return np.append(np.flatnonzero(np.diff(number, prepend=-1)), tokens.size).astype(np.int64)
 
 
-class GroupJoiner:
-    """Joins groups of one file that follow each other into cells, until a cell has ``least`` tokens."""
-
-    def __init__(self, least: int) -> None:
-        self._least, self._file, self._tokens = least, -1, 0
-
-    def begins_cell(self, file: int, tokens: int) -> bool:
-        """Whether the next group is the first of a cell. ``file``: the number of its file; ``tokens``: of the group."""
-        begins = file != self._file or self._tokens >= self._least
-        self._file, self._tokens = file, tokens if begins else self._tokens + tokens
-        return begins
-
-
 def join_groups(groups: Groups, least: int) -> Ids:
     """Bounds of cells: groups of one file that follow each other, joined until they have ``least`` tokens.
 
@@ -103,9 +90,14 @@ def join_groups(groups: Groups, least: int) -> Ids:
     """
     if least <= 1:
         return np.arange(len(groups) + 1, dtype=np.int64)
-    begins = GroupJoiner(least).begins_cell
-    pairs = enumerate(zip(groups.file.tolist(), groups.tokens.tolist(), strict=True))
-    return np.array([*(number for number, group in pairs if begins(*group)), len(groups)], dtype=np.int64)
+    bounds = []
+    file, total = -1, least
+    for number, (owner, tokens) in enumerate(zip(groups.file.tolist(), groups.tokens.tolist(), strict=True)):
+        if owner != file or total >= least:
+            bounds.append(number)
+            file, total = owner, 0
+        total += tokens
+    return np.array([*bounds, len(groups)], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -290,7 +290,7 @@ def _named(error: FormatError, source: TokenSource, groups: Sequence[int], setti
 
 
 def rows_of_lengths(lengths: Ids, settings: LMSettings, too_long: TooLong) -> int:
-    """The number of rows that documents of these lengths fill when they are packed, without memory for tokens."""
+    """Rows that documents of these lengths fill when they are packed together, without memory for tokens."""
     offsets = offsets_of(lengths)
     documents = Ragged(np.broadcast_to(np.zeros((), dtype=np.uint8), (int(offsets[-1]),)), offsets)
     return pack_documents(documents, settings, too_long).count

@@ -22,9 +22,9 @@ from stoker.display import with_article
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.parquet.facts import (
     DOCUMENT_LENGTHS,
+    NULLS,
     RowGroup,
     choose_tokens,
-    document_counts,
     token_column,
     token_counts,
 )
@@ -115,6 +115,8 @@ class ParquetSource(ShardSource):
         index = self._location.index
         names: list[str] = []
         file = np.empty(len(index), dtype=np.int64)
+        # Values of the column that are null stand for rows without tokens; a null token is an error when it is read.
+        nulls = np.empty(len(index), dtype=np.int64)
         last: object = None
         for number, shard in enumerate(index.shards):
             group = shard.detail
@@ -123,8 +125,11 @@ class ParquetSource(ShardSource):
                 last = group.file
                 names.append(self._name(group.file.key))
             file[number] = len(names) - 1
+            nulls[number] = group.file.chunks[group.index, 0, NULLS]
         tokens = token_counts(index, self.column)
-        rows = document_counts(index, self.column, tokens)
+        rows = index.sizes - nulls
+        # As many nulls as rows, and tokens none the less: some nulls are tokens. With a document the row group is read.
+        rows[(rows == 0) & (tokens > 0)] = 1
         if (unknown := np.flatnonzero(tokens < 0)).size:
             rows[unknown], tokens[unknown] = self._count(unknown)
         if self._salvage and (nulled := np.flatnonzero(rows < 0)).size:

@@ -103,13 +103,6 @@ def finished_before(store: Store, job: JobRecord, *, resume: bool, exist_ok: boo
     return None
 
 
-def tokenizer_of(store: Store) -> dict[str, Any]:
-    """Facts of the tokenizer in the record of a tokenization, if there is one beside its files."""
-    record = read_record(store, _RECORD)
-    told = {} if record is None else record.about
-    return {name: told[name] for name in ("vocab_size", "eos_id", "tokenizer_sha256", "packed") if name in told}
-
-
 class RowPacker:
     """Packs documents into rows of at most ``row_tokens`` tokens, by best fit, some blocks of them at a time.
 
