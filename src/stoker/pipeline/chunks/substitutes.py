@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from stoker.errors import ConfigError, SampleError
-from stoker.order.sample_order import Plan, Run, check_spanned, spans_of
+from stoker.lazy import cached_property
+from stoker.order.sample_order import Run, check_spanned, spans_of
 from stoker.reading.replacement import Replacements, none_is_good
 from stoker.reading.steps import LeftOut, SeveralSamples
 
@@ -25,16 +26,17 @@ class Substitutes:
     """
 
     def __init__(self, run: Run | None, *, for_bad: bool, strict: bool) -> None:
-        self._run, self._for_bad, self._strict = run, for_bad, strict
+        self._run, self._strict = run, strict
+        self._setting = "on_bad_sample='replace'" if for_bad else "filter(dropped='replace')"
         if for_bad:
-            check_spanned(*self._asked())  # an error is raised here, not when a sample is bad
-        # Made where a sample is bad or filtered: most epochs have none.
-        self._replacements: Replacements | None = None
+            assert run is not None
+            check_spanned(run.plan, self._setting)  # an error is raised here, not when a sample is bad
 
-    def _asked(self) -> tuple[Plan, str]:
-        """The plan of the epoch that is asked where other samples are, and the setting that asks."""
+    @cached_property
+    def _replacements(self) -> Replacements:
+        """Made where a sample is bad or filtered: most epochs have none."""
         assert self._run is not None
-        return self._run.plan, "on_bad_sample='replace'" if self._for_bad else "filter(dropped='replace')"
+        return Replacements(spans_of(self._run.plan, self._setting), strict=self._strict)
 
     def find(
         self, position: int, error: SampleError | None, read: Callable[[int, int, int], Any]
@@ -60,8 +62,6 @@ class Substitutes:
             tried = candidate, int(shards[0]), int(rows[0])
             return read(*tried)
 
-        if self._replacements is None:
-            self._replacements = Replacements(spans_of(*self._asked()), strict=self._strict)
         replacements = self._replacements
         found = replacements.find(position, read_at, _has_samples)
         if found is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.formats.unstacked import Unstacked, has_arrays, number_dtype, scatter
 from stoker.image.batch_rows import BatchRows
+from stoker.lazy import cached_property
 from stoker.order.sample_order import Run
 from stoker.pipeline.chunks.chunk import NO_IDS, Chunk
 from stoker.pipeline.columns import batch_length, cut_columns, stack_samples
@@ -85,10 +86,9 @@ class ChunkWork:
         self.lazily = lazily
         self._batch_steps, self._names, self._as_stored = batch_steps, names, dict(as_stored or {})
         self._stored_stages, self._made = stored_stages, made
-        # Made at once where bad samples are replaced, as the order may not say where others are.
-        self._substitutes = self._make_others(for_bad=True, strict=False) if self._replaces else None
+        if self._replaces:
+            _ = self._others  # an error is raised here where the order does not say where others are
         self._dtypes: dict[str, np.dtype[Any]] | None = None
-        self._known: EmptyBatch | None = None
 
     def __call__(self, chunk: Chunk) -> Chunk:
         """Do it to a chunk. The errors of its bad samples are told where it is delivered.
@@ -177,25 +177,18 @@ class ChunkWork:
         batch: Batch = chunk.values
         return batch if len(chunk.places) else LEFT_OUT
 
-    @property
+    @cached_property
     def _others(self) -> Substitutes:
         """Finds samples that come in the places of others."""
-        if self._substitutes is None:
-            self._substitutes = self._make_others(for_bad=False, strict=self.strict)
-        return self._substitutes
-
-    def _make_others(self, *, for_bad: bool, strict: bool) -> Substitutes:
         from stoker.pipeline.chunks.substitutes import Substitutes
 
-        return Substitutes(self._run, for_bad=for_bad, strict=strict)
+        return Substitutes(self._run, for_bad=self._replaces, strict=self.strict)
 
-    @property
+    @cached_property
     def _empty(self) -> EmptyBatch:
-        if self._known is None:
-            from stoker.pipeline.chunks.empty_batch import EmptyBatch
+        from stoker.pipeline.chunks.empty_batch import EmptyBatch
 
-            self._known = EmptyBatch(self.rows.table)
-        return self._known
+        return EmptyBatch(self.rows.table)
 
     # -- columns ---------------------------------------------------------------------------------------------------
 
