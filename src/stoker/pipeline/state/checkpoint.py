@@ -127,10 +127,6 @@ class CheckpointFolder:
         self._threads = Threads(1, "checkpoint")
         self._writing = _Writing()
 
-    def url_of(self, rank: int) -> str:
-        """The URL of a rank's checkpoint."""
-        return self._store.url_of(_key(rank))
-
     def save_soon(self, make: Callable[[], Checkpoint]) -> None:
         """Make and write a checkpoint on a thread; if one is being written, after it, in place of any that waits."""
         self._writing.waiting.append(make)
@@ -148,7 +144,7 @@ class CheckpointFolder:
         """
         if not self._store.exists(_key(rank)):
             return None
-        where = self.url_of(rank)
+        where = self._store.url_of(_key(rank))
         try:
             values = json.loads(self._store.get(_key(rank), max_bytes=_MOST_BYTES))
         except (ValueError, RecursionError) as error:

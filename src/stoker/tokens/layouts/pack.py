@@ -250,7 +250,7 @@ class Packer:
         first, self._first = self._first, self._first + new
         self._held = _Held.nothing()
         if not last:
-            kept = self._hold(row, lengths, held.size)
+            kept = self._hold(row, lengths, held.rows.size)
             if kept.any():
                 self._held = _Held.of(documents, numbers, rows[kept], firsts[kept], lengths[kept])
                 go = ~kept
@@ -298,10 +298,6 @@ class _Held:
     def of(cls, documents: Ragged, numbers: Ids, rows: Ids, firsts: Ids, lengths: Ids) -> _Held:
         needed, which = np.unique(rows, return_inverse=True)
         return cls(documents.take(needed), numbers[needed], which.reshape(-1).astype(np.int64), firsts, lengths)
-
-    @property
-    def size(self) -> int:
-        return self.rows.size
 
     def as_list(self) -> list[list[int]]:
         made: list[list[int]] = np.stack([self.numbers[self.rows], self.firsts, self.lengths], axis=1).tolist()
