@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from patience import PATIENCE
 from s3server import Bucket
-from stoker import MDSWriter, StreamingDataset, tokenize
+from stoker import MDSWriter, StreamingDataset, inspect_tokens, tokenize
 from stoker.cli import main
 from stoker.cli import tokenize as command
 from stoker.errors import (
@@ -248,6 +248,16 @@ def _packed_rows(folder: Path, to: str) -> list[list[tuple[int, ...]]]:
     return rows
 
 
+def _packed_by_loader(folder: Path, size: int) -> list[list[tuple[int, ...]]]:
+    """The documents of each row, as a token loader packs them while it reads."""
+    rows = []
+    for batch in StreamingParquetLoader(folder, ShardConfig.single(), 3, size, layout="pack", pad_id=0, shuffle=False):
+        for ids, positions, mask in zip(batch.input_ids, batch.position_ids, batch.attention_mask, strict=True):
+            starts = np.flatnonzero((positions == 0) & (mask == 1))
+            rows.append([tuple(part.tolist()) for part in np.split(ids[mask == 1], starts[1:])])
+    return rows
+
+
 @pytest.mark.parametrize("to", ["parquet", "mds"])
 @pytest.mark.parametrize("size", [16, 48, 200])
 def test_packed_rows_are_those_of_the_loader_that_packs_while_it_reads(
@@ -260,18 +270,18 @@ def test_packed_rows_are_those_of_the_loader_that_packs_while_it_reads(
     assert (done.rows, done.documents) == (len(rows), len(DOCUMENTS))
     assert done.tokens == sum(len(part) for row in rows for part in row)
     tokenize(source, tmp_path / "documents", tokenizer_file, **options)
-    shard = ShardConfig.single()
-    found = []
-    for batch in StreamingParquetLoader(tmp_path / "documents", shard, 3, size, layout="pack", pad_id=0, shuffle=False):
-        for ids, positions, mask in zip(batch.input_ids, batch.position_ids, batch.attention_mask, strict=True):
-            starts = np.flatnonzero((positions == 0) & (mask == 1))
-            ids = ids[mask == 1]
-            found.append([tuple(part.tolist()) for part in np.split(ids, starts[1:])])
-    assert rows == found
+    assert rows == _packed_by_loader(tmp_path / "documents", size)
+    if to == "parquet":  # whose documents the loader sees, and packs into as many rows
+        again = _packed_by_loader(tmp_path / "packed", size)
+        assert len(again) == len(rows)
+        assert sorted(part for row in again for part in row) == sorted(part for row in rows for part in row)
+        facts = inspect_tokens(tmp_path / "packed", sequence_lengths=[size])
+        assert (facts.documents, facts.tokens) == (sum(map(len, rows)), done.tokens)
+        assert [one.rows for one in facts.layouts if one.layout == "pack"] == [len(rows)]
 
 
 def test_packed_rows_of_many_windows_have_each_token_once(
-    tmp_path: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "_BLOCK", 1000)
     monkeypatch.setattr(sinks, "_MOST_PACKED", 700)
@@ -284,8 +294,26 @@ def test_packed_rows_of_many_windows_have_each_token_once(
     ]
     assert sorted(part for row in rows for part in row) == sorted(pieces)
     assert all(sum(map(len, row)) <= 64 for row in rows)
-    StreamingParquetLoader(tmp_path / "packed", ShardConfig.single(), 1, 64, layout="pad", pad_id=0)
-    assert "has packed rows: column 'seq_lengths'" in caplog.text
+    found: list[tuple[int, ...]] = []
+    for batch in StreamingParquetLoader(tmp_path / "packed", ShardConfig(0, 1), 7, 64, layout="pad", pad_id=0):
+        found += [
+            tuple(ids[mask == 1].tolist()) for ids, mask in zip(batch.input_ids, batch.attention_mask, strict=True)
+        ]
+    assert sorted(found) == sorted(pieces)
+    whole = StreamingParquetLoader(
+        tmp_path / "packed", ShardConfig(0, 1), 7, 64, column="input_ids", layout="pad", pad_id=0
+    )
+    assert sum(map(len, whole)) == len(rows)
+    table = pq.read_table(tmp_path / "packed")
+    (tmp_path / "wrong").mkdir()
+    wrong = pa.array(
+        [[len(row)] if number else [1] for number, row in enumerate(table["input_ids"])], pa.list_(pa.int32())
+    )
+    pq.write_table(table.set_column(1, "seq_lengths", wrong), tmp_path / "wrong" / "a.parquet")
+    with pytest.raises(
+        CorruptDataError, match=r"a\.parquet: row group 0 .* 'seq_lengths' do not make up .*column='input_ids'"
+    ):
+        list(StreamingParquetLoader(tmp_path / "wrong", ShardConfig(0, 1), 7, 64, layout="pad", pad_id=0))
     with pytest.raises(ConfigError, match="output_column must be another name"):
         tokenize(source, tmp_path / "other", tokenizer_file, pack=64, output_column="seq_lengths")
     with pytest.raises(ConfigError, match="pack must be at least 1"):

@@ -223,6 +223,11 @@ DOCUMENT_LENGTHS: Final = "seq_lengths"
 _TOKENS = re.compile(r"list<u?int(?:8|16|32|64)>")
 
 
+def has_packed_rows(columns: Mapping[str, str]) -> bool:
+    """Whether a column says how long the documents in each row are."""
+    return _TOKENS.fullmatch(columns.get(DOCUMENT_LENGTHS, "")) is not None
+
+
 class _Shards(Protocol):
     @property
     def shards(self) -> Sequence[ShardInfo]: ...

@@ -25,6 +25,7 @@ from stoker.formats.parquet.facts import (
     NULLS,
     RowGroup,
     choose_tokens,
+    has_packed_rows,
     token_column,
     token_counts,
 )
@@ -35,7 +36,7 @@ from stoker.reading.shard_pool import ShardPool
 from stoker.storage import open_store
 from stoker.tokens.order.division import Groups
 from stoker.tokens.sources.block_buffer import counts_of, measure
-from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.sources.ragged import Ragged, offsets_of
 from stoker.tokens.sources.source import MegatronSource, ShardSource, SkippedFile, TokenSource
 from stoker.types import Ids, StorageOptions
 
@@ -48,7 +49,8 @@ _CHUNK_TOKENS: Final = 1 << 18
 class ParquetSource(ShardSource):
     """A token column of Parquet files; groups are row groups.
 
-    Without ``column``, it is the one called ``input_ids``, ``token_ids`` or ``tokens``. Where ``salvage``, null tokens are
+    Without ``column``, it is the one called ``input_ids``, ``token_ids`` or ``tokens``. Where the location has the lengths
+    of documents in packed rows, too, documents are these, and are counted as rows. Where ``salvage``, null tokens are
     given as -1, which is no id, and row groups whose tokens can not be counted are left out, and listed in ``skipped``;
     otherwise both are errors.
     """
@@ -65,6 +67,7 @@ class ParquetSource(ShardSource):
         pool = ShardPool(location.index, location.cache, threads=fetch_threads, most_open=1, counts=counts)
         super().__init__(location, token_column(location.index, column), pool, {})
         self._salvage = salvage
+        self._packed = len(location.index) > 0 and has_packed_rows(location.index.shards[0].spec["columns"])
         self.skipped: list[SkippedFile] = [
             SkippedFile(self._name(one["key"]), one["problem"]) for one in location.index.extra.get("skipped_files", ())
         ]
@@ -80,12 +83,15 @@ class ParquetSource(ShardSource):
     def where(self, group: int) -> str:
         detail = self._location.index.shards[group].detail
         assert isinstance(detail, RowGroup)  # the location is one of Parquet files
-        return f"{self._name(detail.file.key)}: row group {detail.number}"
+        return (
+            f"{self._name(detail.file.key)}: row group {detail.number}{' of packed documents' if self._packed else ''}"
+        )
 
     def chunks(self, group: int) -> Iterator[Ragged]:
         reader: Any = self._pool.get(group)
         try:
-            for chunk in decode_chunks(reader, self.column, self.where(group), -1 if self._salvage else None):
+            chunks = decode_chunks(reader, self.column, self.where(group), -1 if self._salvage else None)
+            for chunk in unpacked(reader, chunks) if self._packed else chunks:
                 yield chunk
                 self._pool.check(group)
         finally:
@@ -94,6 +100,8 @@ class ParquetSource(ShardSource):
 
     def last_documents(self, group: int) -> Ragged | None:
         """See :class:`~stoker.tokens.sources.source.Salvageable`."""
+        if self._packed:
+            return None
         reader: Any = self._pool.get(group)
         try:
             found = reader.last_lists(self.column)
@@ -127,9 +135,13 @@ class ParquetSource(ShardSource):
             file[number] = len(names) - 1
             nulls[number] = group.file.chunks[group.index, 0, NULLS]
         tokens = token_counts(index, self.column)
-        rows = index.sizes - nulls
-        # As many nulls as rows, and tokens none the less: some nulls are tokens. With a document the row group is read.
-        rows[(rows == 0) & (tokens > 0)] = 1
+        if self._packed:
+            rows = token_counts(index, DOCUMENT_LENGTHS)
+            tokens[rows < 0] = -1
+        else:
+            rows = index.sizes - nulls
+            # As many nulls as rows, and tokens none the less: some nulls are tokens. With a document the row group is read.
+            rows[(rows == 0) & (tokens > 0)] = 1
         if (unknown := np.flatnonzero(tokens < 0)).size:
             rows[unknown], tokens[unknown] = self._count(unknown)
         if self._salvage and (nulled := np.flatnonzero(rows < 0)).size:
@@ -143,7 +155,8 @@ class ParquetSource(ShardSource):
                 f"{names[int(file[wrong])]}: column {self.column!r} has more nulls than rows, so tokens are null: write the "
                 "column without nulls"
             )
-        return Groups(tuple(names), file, rows, tokens, np.cumsum(index.sizes) - index.sizes)
+        sizes = rows if self._packed else index.sizes
+        return Groups(tuple(names), file, rows, tokens, np.cumsum(sizes) - sizes)
 
     def _count(self, unknown: Ids) -> tuple[Ids, Ids]:
         """Documents and tokens of groups of which the footers do not tell, by decoding them."""
@@ -202,6 +215,22 @@ def decode_chunks(reader: ParquetReader, column: str, where: str, null_token: in
             yield chunk[max(0, done - first + len(chunk)) :]
 
 
+def unpacked(reader: ParquetReader, rows: Iterator[Ragged]) -> Iterator[Ragged]:
+    """The documents of packed rows. CorruptDataError if their lengths are not those of the rows."""
+    found = [chunk.take(np.arange(len(chunk))) for chunk in decode_chunks(reader, DOCUMENT_LENGTHS, "")]
+    lengths, row, document = Ragged.concat(found), 0, 0
+    for chunk in rows:
+        here = lengths[row : row + len(chunk)]
+        offsets = offsets_of(here.values.astype(np.int64))
+        if (here.values < 1).any() or not np.array_equal(offsets[here.offsets], chunk.offsets):
+            raise CorruptDataError(
+                f"{chunk.where}: the lengths in column {DOCUMENT_LENGTHS!r} do not make up the tokens of each row: with "
+                f"column={chunk.column!r} a row is read as one document"
+            )
+        yield Ragged(chunk.values, offsets, column=chunk.column, where=chunk.where, rows=document)
+        row, document = row + len(chunk), document + offsets.size - 1
+
+
 # Files whose columns are looked at, where the first ones have none.
 _MOST_LOOKED_AT: Final = 64
 
@@ -238,18 +267,18 @@ def open_source(
         return MegatronSource(names)
     if in_memory:
         check_memory(source, local)
-    if column is None:
-        column = _find_column(source, storage_options, skip_bad=on_bad_files == "skip")
+    skip_bad = on_bad_files == "skip"
+    columns = (column,) if column is not None else _find_columns(source, storage_options, skip_bad=skip_bad)
     location = open_unindexed(
         source,
         "parquet",
         local,
         options={"hive": False, "on_bad_files": on_bad_files},
-        columns=(column,),
+        columns=columns,
         settings=CacheSettings(limit=cache_limit, in_memory=in_memory),
         storage_options=storage_options,
     )
-    return ParquetSource(location, column, counts, fetch_threads, salvage=salvage)
+    return ParquetSource(location, columns[0], counts, fetch_threads, salvage=salvage)
 
 
 def _refuse_arrays(folder: Path) -> None:
@@ -276,8 +305,8 @@ def check_options(sources: Iterable[TokenSource], **given: Any) -> None:
         )
 
 
-def _find_column(given: Files, storage_options: StorageOptions | None, *, skip_bad: bool) -> str:
-    """Name of the token column, by the schema of the first file that has rows."""
+def _find_columns(given: Files, storage_options: StorageOptions | None, *, skip_bad: bool) -> tuple[str, ...]:
+    """Name of the token column, by the schema of the first file that has rows; and of documents' lengths in packed rows."""
     reader = unindexed_format("parquet")
     found = find_files(source_of(given), lambda root: open_store(root, storage_options), reader)
     headers = HeaderReader(reader, found.store, {})
@@ -285,14 +314,9 @@ def _find_column(given: Files, storage_options: StorageOptions | None, *, skip_b
         one = headers.read(file, skip_bad=skip_bad)
         if isinstance(one, BadFile) or not one.samples:
             continue
-        if DOCUMENT_LENGTHS in one.spec["columns"]:
-            logger.warning(
-                "%s has packed rows: column %r says how long the documents in each are, and this loader takes a row for one "
-                "document. Read packed rows with StreamingDataset, or give files of documents, which layout='pack' packs",
-                found.store.url_of(file.key),
-                DOCUMENT_LENGTHS,
-            )
-        return choose_tokens(one.spec["columns"], f"{found.store.url_of(file.key)}: ")
+        columns: Mapping[str, str] = one.spec["columns"]
+        token_ids = choose_tokens(columns, f"{found.store.url_of(file.key)}: ")
+        return (token_ids, DOCUMENT_LENGTHS) if has_packed_rows(columns) else (token_ids,)
     raise ConfigError(
         f"{found.source.root}: there are no tokens: none of the first {len(found.files[:_MOST_LOOKED_AT])} files has rows"
     )
