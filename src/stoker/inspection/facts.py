@@ -141,7 +141,7 @@ class ColumnFacts:
     shape: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFacts:
     """A dataset, as its index or its files' headers tell.
 
@@ -165,15 +165,15 @@ class DatasetFacts:
 
     url: str
     format: str
-    indexed: bool
+    indexed: bool = False
     files: int
     shards: int | None
     samples: int | None
     columns: tuple[ColumnFacts, ...]
     stored_bytes: int
-    raw_bytes: int | None
-    compression: tuple[str, ...]
-    hashes: tuple[str, ...]
+    raw_bytes: int | None = None
+    compression: tuple[str, ...] = ()
+    hashes: tuple[str, ...] = ()
     smallest_shard: int
     largest_shard: int
     notes: tuple[str, ...] = ()

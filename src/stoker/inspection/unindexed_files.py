@@ -7,7 +7,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from stoker.cache.range_fetch import fetch_part
 from stoker.catalog.unindexed.files_location import FilesLocation
 from stoker.catalog.unindexed.find_files import HEADERS_AT_ONCE, find_files
 from stoker.catalog.unindexed.inspect_headers import StoreSource, span_array
@@ -114,23 +113,22 @@ class SeparateFiles:
 
         StokerError if they can not be read.
         """
-        if self._codec(one.file) is not None or (self.local and not self.reader.row_groups):
-            yield from self.shards(one, [self._files.read(file.key) for file in one.files])
+        if self._codec(one.file) is not None:
+            yield from self.shards(one, [self._files.read(one.key)])
             return
-        for info in self.describe(one, in_place=False):
-            yield info, [self._fetch(file) for file in info.raw]
+        for info in self.describe(one):
+            yield info, [self._window(file) for file in info.raw]
 
-    def _fetch(self, file: FileInfo) -> Buffer:
-        part = file.part
-        assert part is not None  # as all files that are described without an index
-        return self._files.fetched(lambda path: fetch_part(self._files.store, part, path))
+    def _window(self, file: FileInfo) -> Buffer:
+        assert file.part is not None  # as all files that are described without an index
+        return self._files.window(file.part.key, *file.part.window, version=file.part.version)
 
-    def describe(self, one: UnindexedFile, *, in_place: bool = True) -> Iterator[ShardInfo]:
-        """The shards of a file, as they are mapped where it lies, or as they are fetched.
+    def describe(self, one: UnindexedFile) -> Iterator[ShardInfo]:
+        """The shards of a file, as they are mapped where it lies; the same windows are fetched of a remote one.
 
         CorruptDataError if the data ends before the last shard does, or shards contradict each other.
         """
-        return self.reader.describe_shards([one] if one.samples else [], one.spec, in_place=in_place)
+        return self.reader.describe_shards([one] if one.samples else [], one.spec, in_place=True)
 
     def _codec(self, file: ObjectInfo) -> str | None:
         return codec_of(file.key) if self.reader.packed else None
@@ -198,7 +196,6 @@ def inspect_unindexed(
     return DatasetFacts(
         url=source.told if source.keys or source.given else files.store.url,
         format=name,
-        indexed=False,
         files=sum(len(of.files_of(file)) for file in of.found),
         shards=sum(one.shards for one in read) if counted else None,
         samples=sum(one.samples for one in read) if counted else None,
@@ -206,7 +203,6 @@ def inspect_unindexed(
         stored_bytes=sum(sizes),
         raw_bytes=raw_bytes,
         compression=codecs,
-        hashes=(),
         smallest_shard=min(sizes),
         largest_shard=max(sizes),
         notes=(*notes, *said),
