@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from command_line import check_options, check_usage, stoker
@@ -27,6 +28,8 @@ from stoker.cli import COMMANDS, GROUP, OF_BENCH, main
 from stoker.cli.arguments import with_options
 from stoker.cli.inspect import half_blocks
 from stoker.lazy import INSTALL_BENCH
+from stoker.tokens import Ragged
+from stoker.writers import MegatronWriter
 from support import cache_of, environ, make_dataset
 
 SAMPLES = 300
@@ -97,6 +100,30 @@ def test_inspect_tells_the_schema_and_shows_samples(data: Path, capsys: pytest.C
     assert (found["samples"], found["indexed"], found["hashes"]) == (SAMPLES, True, ["sha1", "xxh64"])
     assert found["preview"][0]["row"]["shape"] == [6]
     assert stoker(capsys, "inspect", data / "nowhere", code=1).startswith("stoker inspect: ")
+
+
+def test_inspect_tells_of_tokens_in_any_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    documents = [np.zeros(length, np.uint16) for length in (3, 10, 40)]
+    with MDSWriter({"tokens": "ndarray:uint16"}, tmp_path / "mds") as writer:
+        writer.write_batch({"tokens": documents})
+    with MegatronWriter(tmp_path / "megatron" / "a.bin", "uint16") as out:
+        out.write(Ragged.from_arrays(documents))
+    (tmp_path / "raw").mkdir()
+    np.concatenate(documents).tofile(tmp_path / "raw" / "b.bin")
+    words = ("--tokens", "--sequence-length", 20, "--sequence-length", 50)
+    for name in ("mds", "megatron", "megatron/a.bin", "megatron/a.idx"):
+        said = " ".join(stoker(capsys, "inspect", tmp_path / name, *words).split())
+        assert "documents 3 tokens 53 of uint16 lengths min 3, 5 % 3, 50 % 10, 95 % 40, 99 % 40, max 40, of all" in said
+        assert "20 pack 3 11.67% 0 1 20 pad 3 45.00% 0 1 20 truncate 3 45.00% 20 1" in said
+        found = as_json(capsys, "inspect", tmp_path / name, *words)
+        packed = {"layout": "pack", "sequence_length": 20, "rows": 3, "padding": 7, "cut": 0, "longer": 1}
+        assert (found["documents"], found["layouts"][1]) == (3, packed)
+    for name in ("raw", "raw/b.bin"):
+        said = " ".join(stoker(capsys, "inspect", tmp_path / name, *words, "--token-dtype", "uint16").split())
+        assert "documents not told by the files tokens 53 of uint16" in said
+        assert "say which integers these are, as in --token-dtype" in stoker(
+            capsys, "inspect", tmp_path / name, *words, code=1
+        )
 
 
 def test_index_is_made_and_merged(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

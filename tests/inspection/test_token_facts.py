@@ -89,6 +89,7 @@ def test_facts_are_those_of_a_naive_count_and_of_the_loader(
     lengths = [one.size for one in documents if one.size]
     found = inspect_tokens(source, sequence_lengths=LENGTHS)
     assert (found.documents, found.looked_at, found.tokens) == (len(lengths), len(lengths), sum(lengths))
+    assert found.dtype == "uint16"
     for name, part in {"min": 0, "5%": 5, "50%": 50, "95%": 95, "99%": 99, "max": 100}.items():
         assert found.lengths[name] == int(np.percentile(lengths, part, method="inverted_cdf")), name
     for length in LENGTHS:
@@ -134,6 +135,16 @@ def test_raw_arrays_have_tokens_and_joined_rows(tmp_path: Path) -> None:
     assert [(one.layout, one.rows, one.padding) for one in facts.layouts] == [("concat", 24, 36)]
     with pytest.raises(ConfigError, match="RawSource"):
         inspect_tokens(tmp_path)
+
+
+def test_files_without_documents_have_no_lengths(tmp_path: Path) -> None:
+    with MegatronWriter(tmp_path / "none.bin", "uint16"):
+        pass
+    with MegatronWriter(tmp_path / "empty.bin", "uint16") as writer:
+        writer.write(Ragged(np.zeros(0, np.uint16), np.zeros(4, np.int64)))
+    for name in ("none", "empty"):
+        facts = inspect_tokens(tmp_path / f"{name}.bin", sequence_lengths=[64])
+        assert (facts.documents, facts.tokens, facts.looked_at, facts.lengths) == (0, 0, 0, {})
 
 
 def test_what_can_not_be_told_is_an_error(tmp_path: Path) -> None:

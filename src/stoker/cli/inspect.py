@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cli.arguments import integer
@@ -77,8 +78,8 @@ def _run_tokens(chosen: argparse.Namespace) -> None:
         print_json(facts.as_dict())
         return
     documents = "not told by the files" if facts.documents is None else f"{facts.documents:,}"
-    rows = [("documents", documents), ("tokens", f"{facts.tokens:,}")]
-    if facts.documents is not None:
+    rows = [("documents", documents), ("tokens", f"{facts.tokens:,} of {facts.dtype}")]
+    if facts.lengths:
         of = "all" if facts.looked_at == facts.documents else f"a sample of {facts.looked_at:,}"
         lengths = ", ".join(f"{name.replace('%', ' %')} {length:,}" for name, length in facts.lengths.items())
         rows.append(("lengths", f"{lengths}, of {of}"))
@@ -100,12 +101,17 @@ def _token_source(chosen: argparse.Namespace) -> Any:
     from stoker.errors import ConfigError
     from stoker.formats.parquet.facts import TOKEN_COLUMNS
     from stoker.inspection import inspect
-    from stoker.tokens import DatasetSource, RawSource
+    from stoker.tokens import DatasetSource, MegatronSource, RawSource
 
     url = str(chosen.url)
-    if url.endswith((".bin", ".idx")):
+    if arrays := _array_files(Path(url)):
+        if any(file.with_suffix(".idx").exists() for file in arrays):
+            return MegatronSource(url)
         if chosen.token_dtype is None:
-            return url
+            raise ConfigError(
+                f"{arrays[0]} has no .idx next to it, so it is not Megatron's: if it is one array of tokens, say which "
+                "integers these are, as in --token-dtype uint16"
+            )
         return RawSource(url, chosen.token_dtype, row_tokens=1 << 20)
     facts = inspect(**arguments_of(inspect, chosen) | {"samples": 0, "count": False})
     if facts.format == "parquet" and not facts.indexed:
@@ -119,6 +125,14 @@ def _token_source(chosen: argparse.Namespace) -> Any:
         )
     dataset = StreamingDataset(url, columns=[column], **arguments_of(StreamingDataset, chosen))
     return DatasetSource(dataset, column, token_dtype=chosen.token_dtype)
+
+
+def _array_files(path: Path) -> list[Path]:
+    """The ``.bin`` files of tokens that a path names, or those in a directory that holds no other data."""
+    if path.suffix in (".bin", ".idx"):
+        return [path.with_suffix(".bin")]
+    others = [*path.glob("index.json"), *path.glob("*.parquet")] if path.is_dir() else []
+    return [] if others else sorted(path.glob("*.bin"))
 
 
 def _print(console: Console, facts: DatasetFacts, *, pictures: bool) -> None:

@@ -56,6 +56,7 @@ class TokenFacts:
         url: of the files.
         documents: documents that have tokens; ``None`` of a raw array, which does not say where documents end.
         tokens: in all documents.
+        dtype: of the tokens as they are read, such as ``"uint16"``.
         looked_at: documents whose lengths were looked at: all, or a sample from places that lie evenly in the data.
         lengths: of these, tokens in a document: ``min``, ``5%``, ``50%``, ``95%``, ``99%`` and ``max``.
         layouts: what layouts make of these, for each sequence length.
@@ -64,6 +65,7 @@ class TokenFacts:
     url: str
     documents: int | None
     tokens: int
+    dtype: str
     looked_at: int
     lengths: dict[str, int]
     layouts: tuple[LayoutFacts, ...]
@@ -116,9 +118,11 @@ def inspect_tokens(
 def _facts(source: TokenSource, sequence_lengths: Sequence[int], *, whole: bool) -> TokenFacts:
     groups = source.groups
     tokens, documents = int(groups.tokens.sum()), int(groups.rows.sum())
-    if isinstance(source, RawSource):
+    first = next(source.chunks(0), None) if len(groups) else None
+    dtype = "" if first is None else first.values.dtype.name
+    if isinstance(source, RawSource) or not documents:
         layouts = [_concat(tokens, length) for length in sequence_lengths]
-        return TokenFacts(source.url, None, tokens, 0, {}, tuple(layouts))
+        return TokenFacts(source.url, None if tokens else 0, tokens, dtype, 0, {}, tuple(layouts))
     # The cells that the pack layout packs, of which some are looked at.
     cells = {length: join_groups(groups, PackLayout.rows_a_cell * length) for length in sequence_lengths}
     bounds = cells[sequence_lengths[-1]]
@@ -141,6 +145,7 @@ def _facts(source: TokenSource, sequence_lengths: Sequence[int], *, whole: bool)
         source.url,
         documents,
         tokens,
+        dtype,
         lengths.documents,
         {name: lengths.quantile(part) for name, part in _QUANTILES.items()},
         tuple(one for pack in packs for one in lengths.layouts(pack.length, pack.rows())),
