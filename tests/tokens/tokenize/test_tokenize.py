@@ -248,10 +248,12 @@ def _packed_rows(folder: Path, to: str) -> list[list[tuple[int, ...]]]:
     return rows
 
 
-def _packed_by_loader(folder: Path, size: int) -> list[list[tuple[int, ...]]]:
+def _packed_by_loader(folder: Path | str, size: int, **options: Any) -> list[list[tuple[int, ...]]]:
     """The documents of each row, as a token loader packs them while it reads."""
     rows = []
-    for batch in StreamingParquetLoader(folder, ShardConfig.single(), 3, size, layout="pack", pad_id=0, shuffle=False):
+    for batch in StreamingParquetLoader(
+        folder, ShardConfig.single(), 3, size, layout="pack", pad_id=0, shuffle=False, **options
+    ):
         for ids, positions, mask in zip(batch.input_ids, batch.position_ids, batch.attention_mask, strict=True):
             starts = np.flatnonzero((positions == 0) & (mask == 1))
             rows.append([tuple(part.tolist()) for part in np.split(ids[mask == 1], starts[1:])])
@@ -394,6 +396,9 @@ def test_tokens_go_to_a_url_and_a_stopped_run_is_resumed_there(
     kept = {item.key: store.get(item.key, max_bytes=1 << 30) for item in store.list()}
     assert kept == _contents(tmp_path / "whole")
     assert tokenize(source, url, tokenizer_file, **options, resume=True).documents == 0
+    if to == "parquet":
+        there = {"local": tmp_path / "tokens", "storage_options": bucket.storage_options}
+        assert _packed_by_loader(url, 40, **there) == _packed_by_loader(tmp_path / "whole", 40)
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
