@@ -135,13 +135,18 @@ class ChatTokenizer:
             FormatError: it is no conversation, the template refuses it, the assistant says nothing, or what it says can not
                 be told from the rest.
         """
-        ids, learnt, _ = self._tokens(messages, tools)
+        ids, learnt, _, _ = self._tokens(_messages(messages), tools)
         return ids, learnt
 
     @_refusals()
-    def _tokens(self, messages: Any, tools: Any = None, prompt: int = 0) -> tuple[Ids, NDArray[np.bool_], str]:
-        """The same, and the text that is learnt; nothing of the first ``prompt`` messages is."""
-        given, tools = _messages(messages), _parsed(tools, "the tools") or None
+    def _tokens(
+        self, given: list[dict[str, Any]], tools: Any = None, prompt: int = 0
+    ) -> tuple[Ids, NDArray[np.bool_], str, int]:
+        """The same, the text that is learnt, and the number of tokens of the prompt, the first ``prompt`` messages.
+
+        Nothing of it is learnt, nor what begins the assistant's turn behind it.
+        """
+        tools = _parsed(tools, "the tools") or None
         spoken = [number for number, message in enumerate(given) if message["role"] == "assistant"]
         wanted = [number for number in spoken if number >= prompt]
         if not wanted:
@@ -171,16 +176,24 @@ class ChatTokenizer:
             across = (starts < end) & (stops > first) & ~inside & (stops > starts)
             if across.any():
                 piece = text[int(starts[across][0]) : int(stops[across][0])]
+                remedy = "take spaces at the ends of answers away by map()" if self._marked else _MARKS
                 raise FormatError(
                     f"the token {piece!r} has text of the assistant and of what is around it, so it can not be told whether "
-                    f"it is learnt: {_MARKS}"
+                    f"it is learnt: {remedy}"
                 )
             learnt |= inside
-        said = "".join(text[first:end] for first, end in spans)
-        for number in wanted:
-            if missing := next((one for one in _parts(given[number]) if one not in said), None):
+        said = [text[first:end] for first, end in spans]
+        turns = said if len(said) == len(wanted) else ["".join(said)] * len(wanted)
+        for number, turn in zip(wanted, turns, strict=True):
+            if (missing := _left_out(given[number], turn)) is not None:
                 raise FormatError(f"message {number}, of the assistant: the chat template leaves {missing[:80]!r} out")
-        return ids, learnt, said
+        given_first = 0
+        if prompt:
+            asked = self._render(given[:prompt], tools, add_generation_prompt=True)
+            before = self._tokenizer(asked, add_special_tokens=False)["input_ids"]
+            given_first = _alike(before, ids.tolist())
+            learnt[:given_first] = False
+        return ids, learnt, "".join(said), given_first
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, **options: Any) -> str:
         text: str = self._tokenizer.apply_chat_template(
@@ -234,7 +247,7 @@ class ChatTokenizer:
                     self._render(_PROOF[:1], None, add_generation_prompt=prompt) for prompt in (False, True)
                 )
             self._prompt = prompted.removeprefix(bare) if prompted.startswith(bare) else ""
-            _, _, said = self._tokens(_PROOF)
+            _, _, said, _ = self._tokens(_PROOF)
         except FormatError as error:
             raise ConfigError(f"this chat template does not tell what is learnt: {error}") from error
         if set(_words(_ANSWER)) - set(_words(said)) or set(_words(_QUESTION)) & set(_words(said)):
@@ -246,10 +259,10 @@ class ChatTokenizer:
 class PreferencePairs:
     """Turns preference pairs into token ids: for ``map()``, a sample's prompt, chosen and rejected answer by a chat template.
 
-    Learnt of an answer is what the assistant says in it; turns in the prompt are not. Without a column of prompts, or with
-    ``prompt=None``, the prompt is all messages with which both conversations begin. The columns of conversations are replaced
-    by ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``, as TRL calls them, and ``chosen_mask`` and ``rejected_mask``: what
-    is learnt.
+    Learnt of an answer is what the assistant says in it; not the prompt, and not what begins its turn. Without a column of
+    prompts, or with ``prompt=None``, the prompt is all messages with which both conversations begin. The columns of
+    conversations are replaced by ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``, as TRL calls them, and ``chosen_mask``
+    and ``rejected_mask``: what is learnt.
 
     >>> pairs = PreferencePairs(ChatTokenizer(tokenizer), max_tokens=2048)
     >>> dataset = StreamingDataset("s3://bucket/pairs", shuffle=True, batch_size=8, on_bad_sample="skip")
@@ -260,11 +273,11 @@ class PreferencePairs:
         prompt, chosen, rejected: names of columns; each is a list of messages, or JSON of one.
         max_tokens: a pair of which a conversation has more is an error, which ``on_bad_sample="skip"`` leaves out. Nothing
             is ever cut.
-        pad_id: of padding. Default: the tokenizer's.
-        multiple_of: rows are padded to a multiple of so many tokens.
+        pad_id: of padding, which is behind the tokens. Default: the tokenizer's.
+        multiple_of: rows are padded to a multiple of so many tokens, also above ``max_tokens``.
 
     Raises:
-        ConfigError: there is no id for padding.
+        ConfigError: there is no id for padding, or the template does not tell what is learnt of an answer.
     """
 
     @checked
@@ -282,45 +295,81 @@ class PreferencePairs:
         at_least(1, max_tokens=max_tokens, multiple_of=multiple_of)
         found = chat.pad_id if pad_id is None else pad_id
         must_be("an id, as the tokenizer has no token for padding", found is not None, pad_id=pad_id)
+        at_least(0, pad_id=pad_id)
+        must_be("another column than the chosen answers", len({prompt, chosen, rejected}) == 3, rejected=rejected)
         self._chat, self._prompt, self._answers = chat, prompt, {"chosen": chosen, "rejected": rejected}
-        self._most, self._pad_id, self._multiple = max_tokens, found, multiple_of
+        self._most, self._pad_id, self._multiple = None, found, multiple_of
+        try:
+            self._pair([_PROOF, [*_PROOF[:1], {"role": "assistant", "content": "No."}]], 1, None)
+        except FormatError as error:
+            raise ConfigError(f"this chat template does not tell what is learnt of a pair: {error}") from error
+        self._most = max_tokens
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """The sample with token ids (int64) and masks (bool), shape ``(tokens,)``, in place of conversations.
 
         Raises:
             ConfigError: a column is missing.
-            FormatError: as :class:`ChatTokenizer`; or both answers are the same, the template writes the prompt otherwise for
-                one of them, or a conversation is too long.
+            FormatError: as :class:`ChatTokenizer`; or the same is learnt of both answers, an answer repeats the prompt, the
+                template writes the prompt otherwise for one of them, or a conversation is too long.
         """
-        asked = self._chat.tools
-        must_know("the sample's column", [*self._answers.values(), *([asked] if asked else [])], sample)
-        tools = sample[asked] if asked else None
-        both = [_messages(sample[name]) for name in self._answers.values()]
-        if self._prompt is not None and self._prompt in sample:
-            prompt = _messages(sample[self._prompt])
-            count = len(prompt)
-            if any(answer[:count] == prompt for answer in both):
-                raise FormatError(f"an answer repeats the messages of column {self._prompt!r}: give prompt=None")
-            both = [prompt + answer for answer in both]
+        asked, prompts = self._chat.tools, self._prompt not in (None, "prompt") or "prompt" in sample
+        wanted = [*self._answers.values(), *([asked] if asked else []), *([self._prompt] if prompts else [])]
+        must_know("the sample's column", (name for name in wanted if name is not None), sample)
+        chosen, rejected = (self._messages(sample, name) for name in self._answers.values())
+        if prompts and self._prompt is not None:
+            prompt = self._messages(sample, self._prompt)
+            count, last = len(prompt), prompt[-1]["role"]
+            for answer in (chosen, rejected):
+                if answer[0]["role"] in ("system", "developer") or answer[0]["role"] == last == "user":
+                    raise FormatError(
+                        f"an answer begins with a message of the {answer[0]['role']}, behind the prompt in column "
+                        f"{self._prompt!r}: give prompt=None if answers are whole conversations"
+                    )
+            both = [prompt + chosen, prompt + rejected]
         else:
-            count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False)))
-        if both[0] == both[1] or not count:
-            what = "are the same" if count else "have no first message in common, which would be the prompt"
-            raise FormatError(f"the chosen and the rejected conversation {what}: leave such pairs out")
-        made = {name: value for name, value in sample.items() if name not in (self._prompt, *self._answers.values())}
-        for name, messages in zip(self._answers, both, strict=True):
-            ids, learnt, _ = self._chat._tokens(messages, tools, count)
+            both = [chosen, rejected]
+            count = _alike(chosen, rejected)
+            if count == min(len(chosen), len(rejected)):
+                raise FormatError("one of both conversations is the beginning of the other: leave such pairs out")
+            if not any(message["role"] not in ("system", "developer") for message in chosen[:count]):
+                raise FormatError(
+                    "the chosen and the rejected conversation have no first message in common, which would be the prompt: "
+                    "leave such pairs out, or name the column of prompts by prompt="
+                )
+        made = self._pair(both, count, sample[asked] if asked else None)
+        gone = {self._prompt if prompts else None, *self._answers.values()}
+        others = {name: value for name, value in sample.items() if name not in gone}
+        must_be("without columns by the names of what is made", not made.keys() & others.keys(), sample=list(others))
+        return others | made
+
+    def _messages(self, sample: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
+        try:
+            return _messages(sample[column])
+        except FormatError as error:
+            text = isinstance(sample[column], str)
+            remedy = ": make messages of text by map(), or give prompt=None where answers are whole" if text else ""
+            raise FormatError(f"column {column!r}: {error}{remedy}") from error
+
+    def _pair(self, both: Sequence[list[dict[str, Any]]], prompt: int, tools: Any) -> dict[str, Any]:
+        """The token ids of conversations that begin with so many messages of the prompt."""
+        found = [self._chat._tokens(messages, tools, prompt)[::-1] for messages in both]
+        first = min(count for count, *_ in found)
+        made: dict[str, Any] = {"prompt_ids": found[0][3][:first]}
+        for name, (_, _, learnt, ids) in zip(self._answers, found, strict=True):
             if self._most is not None and ids.size > self._most:
                 raise FormatError(f"the {name} conversation has {ids.size} tokens, more than max_tokens={self._most}")
-            first = int(learnt.argmax())
-            if not np.array_equal(made.setdefault("prompt_ids", ids[:first]), ids[:first]):
+            if not np.array_equal(made["prompt_ids"], ids[:first]):
                 raise FormatError(
                     "the chat template writes the prompt of the chosen and the rejected answer differently"
                 )
-            made[f"{name}_ids"], made[f"{name}_mask"] = ids[first:], learnt[first:]
+            made |= {f"{name}_ids": ids[first:], f"{name}_mask": learnt[first:]}
+        chosen, rejected = (made[f"{name}_ids"][made[f"{name}_mask"]] for name in self._answers)
+        if np.array_equal(chosen, rejected):
+            raise FormatError("the same is learnt of the chosen and the rejected answer: leave such pairs out")
         return made
 
+    @checked(batch="pass this method to batch_map()")
     def pad(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """For ``batch_map()``: the columns of a batch of pairs as rows of one length.
 
@@ -328,6 +377,7 @@ class PreferencePairs:
             ``chosen_input_ids``, ``chosen_attention_mask`` and ``chosen_labels`` (the ids that are learnt, elsewhere -100,
             not shifted), and the same of ``rejected``: int64, shape ``(pairs, tokens)``. Other columns stay as they are.
         """
+        must_know("the batch's column", ["prompt_ids"], batch, "before batch_map(pairs.pad) comes map(pairs): ")
         made = dict(batch)
         prompts, parts = list(made.pop("prompt_ids")), {}
         for name in self._answers:
@@ -345,31 +395,47 @@ class PreferencePairs:
         return made
 
 
-def _parts(message: Mapping[str, Any]) -> list[str]:
-    """Texts of a message that every template shows: what is said after thinking, and names of tools."""
+def _alike(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """The number of items with which both begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+
+
+def _left_out(message: Mapping[str, Any], said: str) -> str | None:
+    """A text of a message that every template shows, and this one does not: what is said after thinking, or a tool's name."""
     content = message.get("content")
     texts = (
         [content] if isinstance(content, str) else [one.get("text") for one in content or () if isinstance(one, dict)]
     )
-    said = [text.rpartition("</think>")[2].strip() for text in texts if isinstance(text, str)]
-    calls = [call.get("function", call) for call in message.get("tool_calls", ()) if isinstance(call, dict)]
-    return [text for text in (*said, *(str(call.get("name", "")) for call in calls if isinstance(call, dict))) if text]
+    for text in texts:
+        shown = text.rpartition("</think>")[2].strip() if isinstance(text, str) else ""
+        if shown not in said:
+            return shown
+        said = said.replace(shown, "", 1)
+    for call in message.get("tool_calls", ()):
+        name = str(call.get("function", call).get("name", "")) if isinstance(call, dict) else ""
+        if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said):
+            return name
+    return None
 
 
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
+@_refusals()
 def _messages(given: Any) -> list[dict[str, Any]]:
     """A conversation as a list of dicts, without keys that have no value, as Arrow has them of other messages."""
     found = _parsed(given, "a conversation")
     if not isinstance(found, list) or not found:
-        raise FormatError(f"a conversation is a list of messages, got {with_article(type(found).__name__)}")
+        what = "an empty list" if isinstance(found, list) else with_article(type(found).__name__)
+        raise FormatError(f"a conversation is a list of messages, got {what}")
     for number, message in enumerate(found):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise FormatError(
                 f"message {number} is not a dict with a role: {str(message)[:80]}: give it role and content by map()"
             )
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise FormatError(f"message {number}, of the {message['role']}, has no content: give it one by map()")
     # Nulls within JSON, such as an argument of a tool's call, are what somebody wrote.
     return [{name: one for name, one in message.items() if one is not None} for message in found]
 

@@ -196,6 +196,7 @@ def test_only_the_last_turn_where_earlier_ones_can_not_be_told() -> None:
         ([ONE[0], {"role": "assistant", "content": 5}], "refuses the conversation, .*TypeError"),
         (json.dumps([ONE[0], {"role": "assistant", "content": "\ud800"}]), "or the tokenizer its text: TypeError"),
         (ONE[:1], "the assistant says nothing in the 1 messages"),
+        ([ONE[0], {"role": "assistant", "content": None, "text": "x"}], "message 1, of the assistant, has no content"),
     ],
 )
 def test_what_is_no_conversation_is_an_error(messages: Any, message: str) -> None:
