@@ -43,6 +43,13 @@ def sources(*numbers: int, **options: Any) -> dict[str, MemorySource]:
     return {NAMES[number]: source(number, **options) for number in numbers}
 
 
+def long_and_short() -> dict[str, MemorySource]:
+    given = {"long": MemorySource([[[20] * 400]]), "short": MemorySource([[[4] * 1500]])}
+    for group in given["short"]._groups:
+        group.values[...] += APART
+    return given
+
+
 def opened(given: Any, world: int = 1, **options: Any) -> list[StreamingParquetLoader]:
     chosen: dict[str, Any] = {"batch_size": 4, "seq_len": 7, "pad_id": PAD, "shuffle_tokens": 60, **options}
     return [StreamingParquetLoader(given, ShardConfig(rank, world, 5), **chosen) for rank in range(world)]
@@ -456,9 +463,7 @@ def test_epoch_tokens_are_tokens_also_where_a_row_is_a_document() -> None:
 @pytest.mark.parametrize("layout", ["concat", "pack", "pad", "truncate"])
 @pytest.mark.parametrize("weights", [{"long": 1, "short": 3}, Schedule.parse({0: {"long": 1, "short": 3}})])
 def test_weights_of_samples_count_documents(layout: Any, weights: Any) -> None:
-    given = {"long": MemorySource([[[20] * 400]]), "short": MemorySource([[[4] * 1500]])}
-    for group in given["short"]._groups:
-        group.values[...] += APART
+    given = long_and_short()
     most = {"truncate": 10, "pad": 20}.get(layout, 40)
     options: dict[str, Any] = {"layout": layout, "seq_len": most, "epoch_tokens": 4000, "unit": "samples"}
     (loader,) = opened(given, weights=weights, **options)
@@ -469,6 +474,36 @@ def test_weights_of_samples_count_documents(layout: Any, weights: Any) -> None:
     assert loader.state_dict()["order"]["weights"]["unit"] == "samples"
     with pytest.raises(StateError, match="weights"):
         opened(given, weights=weights, **options | {"unit": "tokens"})[0].load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("unit", ["tokens", "samples"])
+@pytest.mark.parametrize("layout", ["pad", "concat"])
+def test_a_schedule_counts_tokens_whatever_rows_hold(layout: Any, unit: Any) -> None:
+    options: dict[str, Any] = {"layout": layout, "seq_len": 20, "epoch_tokens": 4000, "unit": unit}
+    weights = {"long": 1, "short": 1}
+    (plain,), (fixed,) = (
+        opened(long_and_short(), weights=one, **options) for one in (weights, Schedule.parse({0: weights}))
+    )
+    assert abs(sum(batch.num_tokens for batch in plain) - sum(batch.num_tokens for batch in fixed)) < 100
+    schedule = Schedule.parse({0: {"long": 0, "short": 1}, 2000: {"long": 1, "short": 0}})
+    (loader,) = opened(long_and_short(), weights=schedule, **options)
+    rows = [row for batch in loader for row in rows_of(batch)]
+    change = next(number for number, row in enumerate(rows) if row[0] < APART)
+    assert abs(sum(map(len, rows[:change])) - 2000) <= 80
+
+
+@pytest.mark.parametrize(("layout", "unit"), [("pad", "tokens"), ("pad", "samples"), ("concat", "samples")])
+def test_weights_that_go_over_are_the_weights_half_way(layout: Any, unit: Any) -> None:
+    schedule = Schedule.parse({0: {"long": 1, "short": 9}, 4000: {"long": 9, "short": 1}}, interpolate=20)
+    options: dict[str, Any] = {"layout": layout, "seq_len": 20, "epoch_tokens": 8000, "unit": unit}
+    (loader,) = opened(long_and_short(), weights=schedule, **options)
+    had, before = Counter[bool](), 0
+    for row in (row for batch in loader for row in rows_of(batch)):
+        if 1600 <= before < 2400:
+            had[row[0] < APART] += len(row)
+        before += len(row)
+    long, short = (had[True], had[False]) if unit == "tokens" else (had[True] / 20, had[False] / 4)
+    assert abs(long / (long + short) - 0.5) < 0.06
 
 
 @pytest.mark.parametrize("layout", ["concat", "pack"])

@@ -197,7 +197,7 @@ class Schedule:
         at_least(0, interpolate=interpolate)
         read: list[tuple[int | str, tuple[tuple[str, float], ...]]] = []
         for time, weights in points.items():
-            epochs = _epochs(time)
+            epochs = epochs_in(time)
             read.append((parse_count(time) if epochs is None else f"{time}".strip().lower(), _weights(time, weights)))
         limits = tuple((name, parse_count(count)) for name, count in (most or {}).items())
         return cls(tuple(read), interpolate, limits)
@@ -330,7 +330,7 @@ def _check_names(time: int | str, given: Sequence[str], names: Sequence[str]) ->
         )
 
 
-def _epochs(time: object) -> Fraction | None:
+def epochs_in(time: object) -> Fraction | None:
     """The number of epochs in ``"2ep"``; ``None`` for what is no such thing."""
     if not isinstance(time, str) or not time.strip().lower().endswith("ep"):
         return None
@@ -345,7 +345,7 @@ def _epochs(time: object) -> Fraction | None:
 
 
 def _samples(time: int | str, epoch_size: int) -> int:
-    epochs = _epochs(time)
+    epochs = epochs_in(time)
     return int(time) if epochs is None else int(epochs * epoch_size)
 
 

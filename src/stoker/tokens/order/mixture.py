@@ -25,7 +25,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.lazy import cached_property
 from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture
 from stoker.order.mixture.reached import RunOrigin
-from stoker.order.mixture.schedule import Schedule
+from stoker.order.mixture.schedule import Schedule, epochs_in
 from stoker.order.mixture.stream_locator import MixedOrder
 from stoker.order.mixture.stream_quotas import stream_key, twin_numbers
 from stoker.order.mixture.weights import StreamWeight
@@ -186,18 +186,17 @@ class TokenMixture(NativeOrder):
             num_canonical_nodes=self._parts,
             epoch_size=None if tokens is None else max(1, int(tokens / each)),
             batching_method="stratified",
-            schedule=self._schedule(mean, counted, each),
+            schedule=self._schedule(mean, counted, each, full=full),
             remainder=self.rows.remainder,
         )
         super().__init__(streams, settings, origin)
 
     def _mean_tokens(self, mean: Mapping[str, float], counted: Mapping[str, float]) -> float:
-        """Tokens in a row of the mixture, by those of its sources; of a schedule, of all rows that there are."""
+        """Tokens in a row of the mixture, by those of its sources; of a schedule, by its first weights."""
         shares = self.weights.shares
-        if shares is None or isinstance(shares, Schedule):
-            shares, counted = {name: source.tokens for name, source in self.alone.items()}, mean
-        rows = {name: share / counted[name] for name, share in shares.items()}
-        return sum(number * mean[name] for name, number in rows.items()) / sum(rows.values())
+        if shares is None:
+            return _tokens_a_row({name: source.tokens for name, source in self.alone.items()}, mean, mean)
+        return _tokens_a_row(dict(shares.points[0][1]) if isinstance(shares, Schedule) else shares, mean, counted)
 
     def _weight(self, name: str, counted: float) -> StreamWeight:
         shares, repeat = self.weights.shares, self.weights.repeat
@@ -207,25 +206,27 @@ class TokenMixture(NativeOrder):
             return StreamWeight()
         return StreamWeight(shares[name] / counted)
 
-    def _schedule(self, mean: Mapping[str, float], counted: Mapping[str, float], each: float) -> Schedule | None:
-        """The shares of rows at times in rows, where shares change; ``each``: tokens in a row of the mixture."""
+    def _schedule(
+        self, mean: Mapping[str, float], counted: Mapping[str, float], each: float, *, full: bool
+    ) -> Schedule | None:
+        """The shares of rows at times in rows, where shares change; ``each``: tokens in a row at first."""
         shares, epochs = self.weights.shares, self.weights.most_epochs or {}
         if isinstance(shares, Mapping) and epochs:
             shares = Schedule(((0, tuple(shares.items())),))
         if not isinstance(shares, Schedule):
             return None
-        points = tuple(
-            (
-                int(time / each) if isinstance(time, int) else time,
-                tuple((name, weight / counted.get(name, 1.0)) for name, weight in weights),
-            )
-            for time, weights in shares.points
-        )
+        passes = {name: source.division(1).rounds.total for name, source in self.alone.items()}
         most = {name: int(tokens / mean.get(name, 1.0)) for name, tokens in shares.most}
-        for name, often in epochs.items():
-            rows = self.alone[name].division(1).rounds.total
-            most[name] = min(int(often * rows), most.get(name, _MOST_ROWS))
-        return Schedule(points, shares.interpolate, tuple(most.items()))
+        most |= {name: min(int(often * passes[name]), most.get(name, _MOST_ROWS)) for name, often in epochs.items()}
+        if full and self.weights.unit == "tokens":
+            points = tuple((int(time / each) if isinstance(time, int) else time, one) for time, one in shares.points)
+            rows = tuple(
+                (time, tuple((name, part / counted.get(name, 1.0)) for name, part in one)) for time, one in points
+            )
+            return Schedule(rows, shares.interpolate, tuple(most.items()))
+        tokens = self.weights.epoch_tokens
+        epoch_rows = sum(passes.values()) if tokens is None else max(1, int(tokens / each))
+        return Schedule(tuple(_by_rows(shares, mean, counted, epoch_rows)), 0, tuple(most.items()))
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that decides which row comes when."""
@@ -270,6 +271,42 @@ class TokenMixture(NativeOrder):
             return self
         weights = SourceWeights.read(order.get("weights"), list(self.alone))
         return self if weights == self.weights else self._again(weights=weights)
+
+
+def _tokens_a_row(shares: Mapping[str, float], mean: Mapping[str, float], counted: Mapping[str, float]) -> float:
+    """Tokens in a row of a mixture, on average; ``mean``: of each source, ``counted``: what its rows have of a share."""
+    rows = {name: share / counted.get(name, 1.0) for name, share in shares.items()}
+    whole = sum(rows.values()) or 1.0
+    return sum(number * mean.get(name, 1.0) for name, number in rows.items()) / whole or 1.0
+
+
+def _by_rows(
+    schedule: Schedule, mean: Mapping[str, float], counted: Mapping[str, float], epoch_rows: int
+) -> list[tuple[int, tuple[tuple[str, float], ...]]]:
+    """The shares of rows of a schedule of tokens or samples, at times in rows, whose tokens change with the shares."""
+    found: list[tuple[int, tuple[tuple[str, float], ...]]] = []
+    rows = tokens = 0.0
+    for number, (time, weights) in enumerate(schedule.points):
+        following = schedule.points[number + 1 : number + 2]
+        until, after = following[0] if following else (0, weights)
+        steps, whole, later = (schedule.interpolate if following else 0) or 1, dict(weights), dict(after)
+        now, then = sum(whole.values()) or 1.0, sum(later.values()) or 1.0
+        start_rows, start_tokens, epochs = rows, tokens, epochs_in(until)
+        for step in range(steps):
+            part = step / steps
+            shares = {k: (1.0 - part) * one / now + part * later.get(k, 0.0) / then for k, one in whole.items()}
+            point = tuple((name, share / counted.get(name, 1.0)) for name, share in shares.items())
+            if found and int(rows) <= found[-1][0]:
+                found.pop()
+            found.append((int(rows), point))
+            each = _tokens_a_row(shares, mean, counted)
+            if epochs is None:
+                length = (int(until) - start_tokens) / steps / each
+            else:
+                length = (float(epochs) * epoch_rows - start_rows) / steps
+            must_be(f"after {time!r}, the one before", length > 0 or not following, point=until)
+            rows, tokens = rows + length, tokens + length * each
+    return found
 
 
 class MixedUnits(UnitOrder):
