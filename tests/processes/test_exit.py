@@ -145,6 +145,13 @@ def test_an_interpreter_that_ends_with_suspended_iterators_prints_nothing(
     assert run(_HELD.format(begin=_SUSPENDED[what])) == [0, ""]
 
 
+@pytest.mark.parametrize("what", _SUSPENDED)
+def test_so_it_does_where_another_module_keeps_the_main_one(run: Callable[[str], list[Any]], what: str) -> None:
+    """Python takes that apart after the modules that were imported later."""
+    held = f"json.main = sys.modules['__main__']\nheld = {_SUSPENDED[what]}\nnext(held)"
+    assert run(held) == [0, ""]
+
+
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)"])
 def test_an_interpreter_that_ends_with_an_open_writer_prints_nothing(run: Callable[[str], list[Any]], end: str) -> None:
     assert run(f"writer = {_WRITER}\nwriter.write({{'id': 1}})\n{end}") == [0, ""]

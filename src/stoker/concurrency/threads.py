@@ -7,6 +7,7 @@ minutes. Plain daemon threads would be cut off inside native code, which some li
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import queue
 import sys
@@ -14,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -341,7 +342,14 @@ _pools: weakref.WeakSet[Threads] = weakref.WeakSet()
 _started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
+_running: weakref.WeakSet[Any] = weakref.WeakSet()
 _at_end: list[Callable[[], None]] = []
+
+
+def close_at_exit(running: Iterator[_T]) -> Iterator[_T]:
+    """Have a generator closed at the interpreter's exit: later on, names of modules that its end needs are gone."""
+    _running.add(running)
+    return running
 
 
 def call_at_end(action: Callable[[], None]) -> None:
@@ -351,6 +359,9 @@ def call_at_end(action: Callable[[], None]) -> None:
 
 @atexit.register
 def _close_all() -> None:
+    for running in alive(_running):
+        with contextlib.suppress(Exception):  # as where it is one of another thread's
+            running.close()
     for pool in alive(_pools):
         pool.close()
     # Those of pools that were closed without patience, or let go.

@@ -16,6 +16,7 @@ from stoker.arguments import at_least, check_argument, checked
 from stoker.cluster import World
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.spans.recorder import WaitClock, note_settings
+from stoker.concurrency.threads import close_at_exit
 from stoker.concurrency.user_code import UserFunction
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.lazy import told
@@ -192,7 +193,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         if self._only_ends:
             self._only_ends = False
             return iter(())
-        return self._batches()
+        return close_at_exit(self._batches())
 
     def _begin_iterating(self) -> Any:
         try:

@@ -13,6 +13,7 @@ from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import World
 from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.shared.file import is_child
+from stoker.concurrency.threads import close_at_exit
 from stoker.errors import ConfigError
 from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
 from stoker.index.index import Index
@@ -326,7 +327,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
     def _samples_of_epoch(self, *, keep_places: bool) -> Iterator[Any]:
         if self.nothing_left():
             return iter(())
-        return self._opened.reader.samples(self.batch_size or 1, self._override, keep_places=keep_places)
+        found = self._opened.reader.samples(self.batch_size or 1, self._override, keep_places=keep_places)
+        return close_at_exit(found)
 
     @property
     def _override(self) -> Override | None:
@@ -357,7 +359,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             raise ConfigError("batches() needs batch_size, here or in StreamingDataset(batch_size=...)")
         at_least(1, batch_size=size)
         self.check_columns_allowed("batches()", "__iter__")
-        return self._opened.reader.batches(size, self._override)
+        return close_at_exit(self._opened.reader.batches(size, self._override))
 
     def batch_groups(self) -> Iterator[BatchGroup]:
         """The same in groups, those together that are read in one step, for DataLoader workers."""

@@ -17,6 +17,7 @@ from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.spans.recorder import Stage, note_settings, span
+from stoker.concurrency.threads import close_at_exit
 from stoker.errors import ConfigError, StateError
 from stoker.lazy import told
 from stoker.loaders.dataset_methods.chained import ChainMethods, tokenized
@@ -203,7 +204,7 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
         if self._only_ends:
             self._only_ends = False
             return iter(())
-        return self._iterate()
+        return close_at_exit(self._iterate())
 
     def _iterate(self) -> Iterator[LMBatch]:
         tokenizer = {"tokenizer=": True} if self._tokenizes else {}

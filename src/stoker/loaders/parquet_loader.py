@@ -13,6 +13,7 @@ from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.spans.recorder import WaitClock, note_settings
+from stoker.concurrency.threads import close_at_exit
 from stoker.errors import ConfigError
 from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
 from stoker.loaders.dataset_methods.opened import BatchSize
@@ -309,7 +310,7 @@ class StreamingParquetLoader(SourcesByName, CloseOnExit, TorchIterable[LMBatch])
         if self._only_ends:
             self._only_ends = False
             return iter(())
-        return self._batches()
+        return close_at_exit(self._batches())
 
     # -- state -----------------------------------------------------------------------------------------------------
 

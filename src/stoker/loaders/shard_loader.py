@@ -11,6 +11,7 @@ from typing import Any
 from stoker.arguments import at_least, checked
 from stoker.cluster import World
 from stoker.concurrency.spans.recorder import note_settings
+from stoker.concurrency.threads import close_at_exit
 from stoker.errors import ConfigError, StateError, StokerError, TransformError
 from stoker.lazy import cached_property, told
 from stoker.loaders.dataset import StreamingDataset
@@ -209,7 +210,7 @@ class StreamingShardLoader(ShardWork, CloseOnExit):
         """
         if self._worker.finished:
             self.reset()
-        return self._left()
+        return close_at_exit(self._left())
 
     def _left(self) -> Iterator[Any]:
         worker = self._worker
