@@ -92,7 +92,8 @@ class SourcesByName(EpochByFiles):
     def add(self, name: str, source: Files | TokenSource, weights: Mapping[str, float] | None = None) -> None:
         """Add a source to a mixture from the next batch on; as :meth:`set_weights`.
 
-        To resume such a run, make the loader with this source, too.
+        To resume such a run, make the loader with this source and the weights, and load the state with
+        ``change_streams=True``.
 
         Args:
             name: of the source.

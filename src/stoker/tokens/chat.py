@@ -347,7 +347,7 @@ class PreferencePairs:
         try:
             return _messages(sample[column])
         except FormatError as error:
-            text = isinstance(sample[column], str)
+            text = isinstance(sample[column], str) and "should be JSON" in str(error)
             remedy = ": make messages of text by map(), or give prompt=None where answers are whole" if text else ""
             raise FormatError(f"column {column!r}: {error}{remedy}") from error
 
