@@ -143,6 +143,7 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     "stoker.image.RandomResizedCrop": (_of(size=8), nothing),
     "stoker.image.to_tensor": (_of(images=[[[0.5]]]), nothing),
     "stoker.inspect": (_at("url"), nothing),
+    "stoker.inspect_tokens": (_at("source", "tokens"), nothing),
     "stoker.verify": (_at("url"), nothing),
     "stoker.order.mixture.schedule.Schedule.parse": (_of(points={0: {"a": 1}}), nothing),
     "stoker.tokens.LMSettings": (_of(seq_len=4), nothing),

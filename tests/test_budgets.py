@@ -23,9 +23,9 @@ from stoker import MDSWriter, StreamingDataset
 
 SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
-    "lines": 96_980,
+    "lines": 97_580,
     "modules": 463,
-    "raise ConfigError": 795,
+    "raise ConfigError": 798,
     "classes with after_fork": 6,
     "parameters of StreamingDataset": 36,
     "functions of a constructor": 193,
